@@ -1,0 +1,5 @@
+//! Never answers.
+
+faulty::filter!(|_batch| loop {
+    std::hint::black_box(());
+});

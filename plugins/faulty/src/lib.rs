@@ -1,0 +1,84 @@
+//! Guests that misbehave, for the tests of the host: each example is one. All of them accept any settings.
+
+/// Makes the example a filter that evaluates by the given `fn(batch: Vec<Message>) -> Vec<bool>`.
+#[macro_export]
+macro_rules! filter {
+    ($evaluate:expr) => {
+        #[cfg(target_arch = "wasm32")]
+        mod component {
+            #![allow(unsafe_code, missing_docs, reason = "generated bindings")]
+            use exports::tidegate::plugin::filtering::{BodyForm, Guest, Interest, Message, MetaFields, State};
+
+            wit_bindgen::generate!({ path: "../../wit", world: "filter" });
+
+            struct Component;
+
+            impl Guest for Component {
+                fn configure(_settings: String) -> Result<Interest, String> {
+                    Ok(Interest {
+                        meta: MetaFields::TYPE,
+                        body: BodyForm::None,
+                        pointers: Vec::new(),
+                        state: State::None,
+                    })
+                }
+
+                fn evaluate(batch: Vec<Message>) -> Vec<bool> {
+                    $evaluate(batch)
+                }
+            }
+
+            export!(Component);
+        }
+    };
+}
+
+/// Makes the example a transform that makes each body by the given `fn(body: Vec<u8>) -> Vec<u8>`.
+#[macro_export]
+macro_rules! transform {
+    ($reshape:expr) => {
+        #[cfg(target_arch = "wasm32")]
+        mod component {
+            #![allow(unsafe_code, missing_docs, reason = "generated bindings")]
+            use exports::tidegate::plugin::transforming::{Guest, Interest, Message, MetaFields, State};
+
+            wit_bindgen::generate!({ path: "../../wit", world: "transform" });
+
+            struct Component;
+
+            impl Guest for Component {
+                fn configure(_settings: String) -> Result<Interest, String> {
+                    Ok(Interest { meta: MetaFields::empty(), state: State::None })
+                }
+
+                fn apply(batch: Vec<Message>) -> Vec<Result<Vec<u8>, String>> {
+                    batch.into_iter().map(|message| Ok($reshape(message.body))).collect()
+                }
+            }
+
+            export!(Component);
+        }
+    };
+}
+
+/// A counter that traps at each third message of the instance.
+#[derive(Debug, Default)]
+pub struct TrapThird(std::sync::atomic::AtomicU32);
+
+impl TrapThird {
+    /// Starts before the first message.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self(std::sync::atomic::AtomicU32::new(0))
+    }
+
+    /// Counts one message.
+    ///
+    /// # Panics
+    ///
+    /// At each third.
+    pub fn count(&self) {
+        let counted = self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed) + 1;
+        assert!(!counted.is_multiple_of(3), "each third message traps");
+    }
+}
