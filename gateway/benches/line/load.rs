@@ -1,0 +1,157 @@
+//! The load: kept-alive connections with one request in flight each, all on the calling thread.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+
+use crate::http::Answer;
+use crate::measurement::{Request, SendTimes};
+
+const ANSWER_BYTES: usize = 16 << 10;
+/// For connecting, and for the answers that are still out when the time is up.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// What to send, and until when.
+pub(crate) struct Load<'a> {
+    pub(crate) to: SocketAddr,
+    pub(crate) requests: &'a Arc<[Request]>,
+    pub(crate) sent: &'a Arc<SendTimes>,
+    pub(crate) in_flight: usize,
+    pub(crate) most: u64,
+    pub(crate) time: Duration,
+}
+
+/// What came of it; every answer was a 201.
+pub(crate) struct Posted {
+    pub(crate) created: u64,
+    pub(crate) elapsed: Duration,
+}
+
+impl Posted {
+    pub(crate) fn per_second(&self) -> f64 {
+        self.created as f64 / self.elapsed.as_secs_f64()
+    }
+}
+
+impl Load<'_> {
+    /// Runs to the end; any answer but 201 is an error that says how many there were.
+    pub(crate) fn run(&self) -> Result<Posted> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let finished = runtime.block_on(async { tokio::time::timeout(self.time + GRACE, self.drive()).await });
+        finished.context("answers are missing long after the end of the load")?
+    }
+
+    async fn drive(&self) -> Result<Posted> {
+        let mut connections = Vec::new();
+        for _ in 0..self.in_flight {
+            connections.push(Connection::open(self.to).await?);
+        }
+        let started = Instant::now();
+        let turn = Arc::new(Turn {
+            requests: self.requests.clone(),
+            sent: self.sent.clone(),
+            next: AtomicU64::new(0),
+            most: self.most,
+            until: started + self.time,
+        });
+        let mut running: JoinSet<Result<Statuses>> = JoinSet::new();
+        for connection in connections {
+            running.spawn(connection.run(turn.clone()));
+        }
+        let mut statuses = Statuses::default();
+        while let Some(done) = running.join_next().await {
+            statuses.add(done??);
+        }
+        let elapsed = started.elapsed();
+        Ok(Posted { created: statuses.all_created()?, elapsed })
+    }
+}
+
+/// What the connections of one load share.
+struct Turn {
+    requests: Arc<[Request]>,
+    sent: Arc<SendTimes>,
+    next: AtomicU64,
+    most: u64,
+    until: Instant,
+}
+
+/// Answers by status, with the first body that was not wanted.
+#[derive(Default)]
+struct Statuses {
+    counts: BTreeMap<u16, u64>,
+    refusal: Option<String>,
+}
+
+impl Statuses {
+    fn add(&mut self, other: Self) {
+        for (status, count) in other.counts {
+            *self.counts.entry(status).or_default() += count;
+        }
+        self.refusal = self.refusal.take().or(other.refusal);
+    }
+
+    fn all_created(self) -> Result<u64> {
+        match self.refusal {
+            Some(body) => bail!("not every answer was 201: {:?}; the first other one said {body}", self.counts),
+            None => Ok(self.counts.values().sum()),
+        }
+    }
+}
+
+struct Connection {
+    stream: TcpStream,
+    request: Vec<u8>,
+    answer: Box<[u8]>,
+}
+
+impl Connection {
+    async fn open(to: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(to).await?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, request: Vec::new(), answer: vec![0; ANSWER_BYTES].into() })
+    }
+
+    async fn run(mut self, turn: Arc<Turn>) -> Result<Statuses> {
+        let mut created = 0;
+        let mut others = Statuses::default();
+        loop {
+            let number = turn.next.fetch_add(1, Ordering::Relaxed);
+            let now = Instant::now();
+            if number >= turn.most || now >= turn.until {
+                break;
+            }
+            turn.requests[number as usize % turn.requests.len()].write(number, &mut self.request);
+            turn.sent.stamp(number, now);
+            let answer = self.exchange().await?;
+            if answer.status == 201 {
+                created += 1;
+            } else {
+                *others.counts.entry(answer.status).or_default() += 1;
+                others.refusal.get_or_insert_with(|| String::from_utf8_lossy(&self.answer[answer.body]).into());
+            }
+        }
+        others.counts.insert(201, created);
+        Ok(others)
+    }
+
+    async fn exchange(&mut self) -> Result<Answer> {
+        self.stream.write_all(&self.request).await?;
+        let mut filled = 0;
+        loop {
+            let count = self.stream.read(&mut self.answer[filled..]).await?;
+            ensure!(count > 0, "the connection was closed, or an answer was longer than {ANSWER_BYTES} bytes");
+            filled += count;
+            if let Some(answer) = Answer::parse(&self.answer[..filled])? {
+                return Ok(answer);
+            }
+        }
+    }
+}

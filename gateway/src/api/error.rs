@@ -1,0 +1,151 @@
+//! The one place that turns errors into HTTP responses, in the platform's form `{error, message, info}`.
+
+use std::borrow::Cow;
+
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+
+use crate::auth::{AuthError, TokenError};
+use crate::json::Invalid;
+use crate::platform::measurement::ListError;
+use crate::store::StoreError;
+use crate::writer::{AttachError, Refused};
+
+const INFO: &str = "https://www.cumulocity.com/guides/reference-guide/#error_reporting";
+/// Media type of every error body.
+const MEDIA_TYPE: &str = "application/vnd.com.nsn.cumulocity.error+json";
+
+/// An error as the client sees it: no paths, no SQL, no tokens.
+#[derive(Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    error: Cow<'static, str>,
+    message: Cow<'static, str>,
+    header: Option<(&'static str, &'static str)>,
+}
+
+impl ApiError {
+    /// An error with the platform's identifier and a text.
+    pub fn new(status: StatusCode, error: impl Into<Cow<'static, str>>, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, error: error.into(), message: message.into(), header: None }
+    }
+
+    /// 404 of the API `api`.
+    pub fn not_found(api: &str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, format!("{api}/Not Found"), message)
+    }
+
+    /// 422 with a text of its own.
+    pub fn unprocessable(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "undefined/validationError", message)
+    }
+
+    /// 413.
+    pub fn too_large(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "general/payloadTooLarge", message)
+    }
+
+    /// 405 that names what is allowed.
+    pub fn method_not_allowed(allowed: &'static str) -> Self {
+        let message = format!("This method is not allowed here; allowed: {allowed}.");
+        let mut error = Self::new(StatusCode::METHOD_NOT_ALLOWED, "general/methodNotAllowed", message);
+        error.header = Some(("allow", allowed));
+        error
+    }
+
+    /// Asks browsers and tools for Basic credentials.
+    pub fn with_challenge(mut self) -> Self {
+        if self.status == StatusCode::UNAUTHORIZED {
+            self.header = Some(("www-authenticate", "Basic realm=\"Tidegate\""));
+        }
+        self
+    }
+
+    fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
+        let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "general/serviceUnavailable", message);
+        error.header = Some(("retry-after", "1"));
+        error
+    }
+
+    fn internal(message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "general/internalError", message)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let body = serde_json::json!({"error": self.error, "message": self.message, "info": INFO}).to_string();
+        let mut response = (self.status, [(CONTENT_TYPE, MEDIA_TYPE)], body).into_response();
+        if let Some((name, value)) = self.header {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        }
+        response
+    }
+}
+
+impl From<Invalid> for ApiError {
+    fn from(invalid: Invalid) -> Self {
+        Self::unprocessable(invalid.to_string())
+    }
+}
+
+impl From<AuthError> for ApiError {
+    fn from(error: AuthError) -> Self {
+        let status = StatusCode::from_u16(error.status()).unwrap_or(StatusCode::UNAUTHORIZED);
+        Self::new(status, error.id(), error.to_string())
+    }
+}
+
+impl From<TokenError> for ApiError {
+    fn from(error: TokenError) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "security/Unauthorized", error.to_string())
+    }
+}
+
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            // The platform answers 500 when a backlog is full (seed 000, "Message backlog quota").
+            Refused::Rejected(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Backlog Quota", message),
+            Refused::FrameTooLarge { .. } => Self::too_large(message),
+            Refused::Plugin { .. } => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", message),
+            Refused::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", message),
+            Refused::Failed => Self::internal(message),
+            Refused::Stopping => Self::unavailable(message),
+        }
+    }
+}
+
+impl From<AttachError> for ApiError {
+    fn from(error: AttachError) -> Self {
+        match error {
+            AttachError::Busy => Self::new(StatusCode::CONFLICT, "reliable-notification/Conflict", error.to_string()),
+            AttachError::TooMany(_) => Self::unavailable(error.to_string()),
+            AttachError::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        tracing::error!(%error, cause = ?error, "the store failed");
+        Self::internal("the store failed")
+    }
+}
+
+impl From<sqlx::Error> for ApiError {
+    fn from(error: sqlx::Error) -> Self {
+        StoreError::from(error).into()
+    }
+}
+
+impl From<ListError> for ApiError {
+    fn from(error: ListError) -> Self {
+        match error {
+            ListError::Store(error) => error.into(),
+            ListError::TooLarge { .. } => Self::unprocessable(error.to_string()),
+        }
+    }
+}

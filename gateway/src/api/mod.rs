@@ -1,0 +1,272 @@
+//! HTTP: the one router, one file for each family of resources, and what all handlers share.
+
+mod consumer;
+mod error;
+mod inventory;
+mod measurements;
+mod operator;
+mod subscriptions;
+mod tokens;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, LOCATION, ORIGIN};
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, Method, StatusCode, Uri};
+use sqlx::SqlitePool;
+use tokio::sync::{Mutex, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use error::ApiError;
+pub(crate) use subscriptions::load as load_subscriptions;
+
+use crate::auth::{Authenticator, ConsumerTokens, Principal, Role};
+use crate::backlog::Bodies;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::dispatch::Epochs;
+use crate::ids::ObjectIds;
+use crate::json;
+use crate::locks::KeyedLocks;
+use crate::pipeline::Pipeline;
+use crate::platform::{ProcessingMode, Sources};
+use crate::plugin::Plugins;
+use crate::subscription::Index;
+use crate::writer::Writer;
+
+/// Bodies larger than this take their size from a common budget before they are read.
+const SMALL_BODY: usize = 64 << 10;
+
+/// What handlers work with.
+pub struct App {
+    /// Settings.
+    pub config: Config,
+    /// Time.
+    pub clock: Clock,
+    /// Verifies Basic credentials.
+    pub auth: Authenticator,
+    /// Makes and verifies consumer tokens.
+    pub tokens: ConsumerTokens,
+    /// Reads of the operational store.
+    pub store: SqlitePool,
+    /// Managed objects that exist.
+    pub sources: Sources,
+    /// Object ids.
+    pub ids: ObjectIds,
+    /// Locks on managed objects that are being changed.
+    pub objects: KeyedLocks<u64>,
+    /// Subscriptions in force.
+    pub index: Arc<Index>,
+    /// Held while subscriptions are made or deleted.
+    pub subscribing: Mutex<()>,
+    /// The sandbox.
+    pub plugins: Plugins,
+    /// The line up to the disk.
+    pub pipeline: Pipeline,
+    /// The single writer.
+    pub writer: Writer,
+    /// Bodies of messages.
+    pub bodies: Bodies,
+    /// Tells connections apart.
+    pub epochs: Epochs,
+    /// Renders `/metrics`.
+    pub metrics: metrics_exporter_prometheus::PrometheusHandle,
+    /// Ends when consumers have to close.
+    pub stopping: CancellationToken,
+    /// Consumers that are connected.
+    pub consumers: TaskTracker,
+    /// KiB of large bodies that may be in memory at a time.
+    pub body_budget: Semaphore,
+}
+
+/// The whole HTTP surface.
+pub fn router(app: Arc<App>) -> Router {
+    let consumer = route("GET", get(consumer::connect));
+    Router::new()
+        .route("/inventory/managedObjects", route("POST", post(inventory::create)))
+        .route(
+            "/inventory/managedObjects/{id}",
+            route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
+        )
+        .route("/measurement/measurements", route("GET, POST", get(measurements::list).post(measurements::create)))
+        .route("/measurement/measurements/{id}", route("GET", get(measurements::get)))
+        .route("/notification2", route("GET", get(subscriptions::resource)))
+        .route(
+            "/notification2/subscriptions",
+            route(
+                "GET, POST, DELETE",
+                get(subscriptions::list).post(subscriptions::create).delete(subscriptions::delete_by_query),
+            ),
+        )
+        .route(
+            "/notification2/subscriptions/{id}",
+            route("GET, DELETE", get(subscriptions::get).delete(subscriptions::delete)),
+        )
+        .route("/notification2/token", route("POST", post(tokens::create)))
+        .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
+        .route("/notification2/consumer", consumer.clone())
+        .route("/notification2/consumer/", consumer)
+        .route("/health/live", route("GET", get(operator::live)))
+        .route("/health/ready", route("GET", get(operator::ready)))
+        .route("/metrics", route("GET", get(operator::metrics)))
+        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
+        .with_state(app)
+}
+
+/// A route that answers other methods with 405 and the allowed ones.
+fn route(allowed: &'static str, methods: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
+    methods.fallback(move || async move { ApiError::method_not_allowed(allowed) })
+}
+
+/// Who asks, and how the gateway is called from there.
+pub struct Caller {
+    principal: Principal,
+    /// `self` links begin with this.
+    base_url: String,
+}
+
+impl Caller {
+    fn require(&self, role: Role) -> Result<&Principal, ApiError> {
+        self.principal.require(role)?;
+        Ok(&self.principal)
+    }
+}
+
+impl FromRequestParts<Arc<App>> for Caller {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        refuse_foreign_origin(parts)?;
+        let header = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
+        let principal = app.auth.basic(header).await.map_err(|error| {
+            // Clients that send this do not want a browser's own dialog.
+            let quiet =
+                parts.headers.get("UseXBasic").is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
+            let error = ApiError::from(error);
+            if quiet { error } else { error.with_challenge() }
+        })?;
+        Ok(Self { principal, base_url: base_url(&app.config, &parts.headers) })
+    }
+}
+
+/// A page of another site must not be able to change anything with the credentials that a browser keeps.
+fn refuse_foreign_origin(parts: &Parts) -> Result<(), ApiError> {
+    let Some(origin) = parts.headers.get(ORIGIN) else { return Ok(()) };
+    let host = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host.as_bytes());
+    let own = parts.headers.get(HOST).map(HeaderValue::as_bytes);
+    if host == own || matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
+        return Ok(());
+    }
+    Err(ApiError::new(StatusCode::FORBIDDEN, "security/Forbidden", "Requests from other sites are refused."))
+}
+
+fn base_url(config: &Config, headers: &HeaderMap) -> String {
+    if let Some(url) = &config.http.public_url {
+        return url.trim_end_matches('/').to_owned();
+    }
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    format!("http://{host}")
+}
+
+/// Reads the body of a request, at most `limit` bytes.
+async fn read_body(app: &App, headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let too_large = || ApiError::too_large(format!("The body must have at most {limit} bytes."));
+    let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    let expected: usize = announced.unwrap_or(limit);
+    if announced.is_some_and(|length: usize| length > limit) {
+        return Err(too_large());
+    }
+    let patience = Duration::from_secs(app.config.limits.request_seconds);
+    let read = async {
+        let _budget = if expected > SMALL_BODY {
+            let kib = u32::try_from(expected.div_ceil(1024)).unwrap_or(u32::MAX);
+            Some(app.body_budget.acquire_many(kib).await)
+        } else {
+            None
+        };
+        Limited::new(body, limit).collect().await
+    };
+    match tokio::time::timeout(patience, read).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
+        Ok(Err(_)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "general/badRequest", "The body could not be read.")),
+        Err(_) => Err(ApiError::new(
+            StatusCode::REQUEST_TIMEOUT,
+            "general/requestTimeout",
+            "The body did not arrive in time.",
+        )),
+    }
+}
+
+/// The query parameters, decoded, in order.
+fn query(uri: &Uri) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
+    form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect()
+}
+
+/// The first parameter of that name that is not empty.
+fn parameter<'a>(query: &'a [(Cow<'_, str>, Cow<'_, str>)], name: &str) -> Option<&'a str> {
+    query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| &**value)
+}
+
+/// What becomes of the objects of a request.
+fn processing_mode(headers: &HeaderMap) -> Result<ProcessingMode, ApiError> {
+    Ok(ProcessingMode::of(headers.get(ProcessingMode::HEADER).map(HeaderValue::as_bytes))?)
+}
+
+/// Limits of the JSON that clients send.
+fn json_limits(config: &Config) -> json::Limits {
+    json::Limits { depth: config.limits.json_depth, elements: config.limits.bulk_count, ..json::Limits::default() }
+}
+
+/// How a changed or made object is answered: without an `Accept` header there is no body, as on the platform.
+struct Reply {
+    status: StatusCode,
+    location: Option<String>,
+    /// The vendor media type, without the prefix, as `measurement`.
+    media: &'static str,
+}
+
+impl Reply {
+    fn respond(self, headers: &HeaderMap, body: impl FnOnce() -> Vec<u8>) -> Response {
+        let accept = headers.get(ACCEPT).map(HeaderValue::as_bytes).filter(|accept| !accept.is_empty());
+        let mut response = Response::builder().status(self.status);
+        if let Some(location) = self.location {
+            response = response.header(LOCATION, location);
+        }
+        let body = match accept {
+            None => Vec::new(),
+            Some(accept) => {
+                response = response.header(CONTENT_TYPE, media_type(accept, self.media));
+                body()
+            }
+        };
+        response.body(body.into()).unwrap_or_else(|_| StatusCode::INTERNAL_SERVER_ERROR.into_response())
+    }
+}
+
+/// The vendor type for clients that ask for one, else plain JSON. Nobody gets a 406.
+fn media_type(accept: &[u8], media: &str) -> String {
+    if memchr::memmem::find(accept, b"vnd.com.nsn.cumulocity").is_some() {
+        format!("application/vnd.com.nsn.cumulocity.{media}+json;charset=UTF-8;ver=0.9")
+    } else {
+        "application/json".to_owned()
+    }
+}
+
+/// A read object or collection.
+fn found(headers: &HeaderMap, media: &'static str, body: Vec<u8>) -> Response {
+    let accept = headers.get(ACCEPT).map_or(&b""[..], |accept| accept.as_bytes());
+    ([(CONTENT_TYPE, media_type(accept, media))], body).into_response()
+}
+
+type AppState = State<Arc<App>>;

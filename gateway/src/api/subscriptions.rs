@@ -1,0 +1,286 @@
+//! `/notification2/subscriptions` (Notifications 2.0 OpenAPI; seed 000, "Creating subscriptions").
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::extract::{Path, Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::http::request::Parts;
+use hyper::{HeaderMap, StatusCode, Uri};
+use sqlx::Row as _;
+
+use super::{ApiError, App, AppState, Caller, Reply, found, parameter, query, read_body};
+use crate::auth::Role;
+use crate::backlog::TopicKey;
+use crate::message::{Action, Api, Message, Tenant};
+use crate::platform::page::{Envelope, PageRequest};
+use crate::platform::parse_id;
+use crate::plugin::{BuiltIn, Instance, PluginError, Plugins};
+use crate::store::{Statement, Value};
+use crate::subscription::{Context, Index, Route, Subscription};
+use crate::writer::Change;
+
+const PATH: &str = "/notification2/subscriptions";
+const ROLE: Role = Role::Notification2Admin;
+
+/// GET of `/notification2`: where things are.
+pub(super) async fn resource(caller: Caller, headers: HeaderMap) -> Result<Response, ApiError> {
+    caller.require(ROLE)?;
+    let base = &caller.base_url;
+    let body = serde_json::json!({
+        "self": format!("{base}/notification2"),
+        "notificationSubscriptions": {"self": format!("{base}{PATH}"), "subscriptions": null},
+        "notificationSubscriptionsBySource": format!("{base}{PATH}?source={{source}}"),
+        "notificationSubscriptionsBySourceAndContext": format!("{base}{PATH}?source={{source}}&context={{context}}"),
+        "notificationSubscriptionsByContext": format!("{base}{PATH}?context={{context}}"),
+    });
+    Ok(found(&headers, "notificationapi", body.to_string().into_bytes()))
+}
+
+/// POST.
+pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
+    let tenant = &caller.require(ROLE)?.tenant;
+    let (Parts { headers, .. }, body) = request.into_parts();
+    let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
+    let mut subscription = Subscription::parse(&body)?;
+    let _subscribing = app.subscribing.lock().await;
+    if let Some(source) = subscription.source
+        && !app.sources.exists(tenant, source)
+    {
+        return Err(ApiError::not_found("inventory", "Finding device data from database failed"));
+    }
+    refuse_duplicate(&app, tenant, &subscription)?;
+    subscription.id = app.ids.take(1, &app.writer).await?;
+    let route = route(&app.plugins, tenant, subscription).await?;
+    let subscription = &route.subscription;
+    let statement = Statement {
+        sql: "INSERT INTO subscription(id, tenant, source, body) VALUES (?, ?, ?, ?)",
+        values: vec![
+            Value::Int(subscription.id.cast_signed()),
+            Value::Text(tenant.to_string()),
+            subscription.source.map_or(Value::Null, |source| Value::Int(source.cast_signed())),
+            Value::Text(serde_json::to_string(subscription).expect("invariant: a subscription serializes")),
+        ],
+    };
+    app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
+    let rendered = subscription.render(&caller.base_url);
+    let location = Some(format!("{}{PATH}/{}", caller.base_url, subscription.id));
+    app.index.insert(route);
+    let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
+    Ok(reply.respond(&headers, || rendered.to_string().into_bytes()))
+}
+
+/// GET of a page, filtered by `context`, `source`, `subscription` and `typeFilter`.
+pub(super) async fn list(
+    State(app): AppState,
+    caller: Caller,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.require(ROLE)?.tenant;
+    let query = query(&uri);
+    let selection = Selection::parse(&query)?;
+    let name = parameter(&query, "subscription");
+    let mut routes = app.index.list(tenant, |subscription| {
+        selection.selects(subscription) && name.is_none_or(|name| name == subscription.subscription)
+    });
+    if let Some(kind) = parameter(&query, "typeFilter") {
+        routes = with_type(&app.plugins, tenant, routes, kind).await?;
+    }
+    // Totals are always told: some clients count by them without asking.
+    let page = PageRequest { with_total_pages: true, ..PageRequest::parse(&query)? };
+    let total = routes.len() as u64;
+    let shown: Vec<_> =
+        routes.iter().skip(usize::try_from(page.offset()).unwrap_or(usize::MAX)).take(page.size as usize).collect();
+    let url = format!("{}{PATH}", caller.base_url);
+    let more = page.offset() + (shown.len() as u64) < total;
+    let envelope = Envelope { url: &url, query: &query, name: "subscriptions", page, more, total: Some(total) };
+    let mut body = Vec::new();
+    let push = |route: &Arc<Route>, out: &mut Vec<u8>| {
+        out.extend_from_slice(route.subscription.render(&caller.base_url).to_string().as_bytes());
+    };
+    envelope.render(shown, push, &mut body);
+    Ok(found(&headers, "subscriptioncollection", body))
+}
+
+/// GET of one.
+pub(super) async fn get(
+    State(app): AppState,
+    caller: Caller,
+    Path(id): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.require(ROLE)?.tenant;
+    let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    let body = route.subscription.render(&caller.base_url).to_string().into_bytes();
+    Ok(found(&headers, "subscription", body))
+}
+
+/// DELETE of one. Topics and consumers stay (seed 000, "Deleting subscriptions").
+pub(super) async fn delete(State(app): AppState, caller: Caller, Path(id): Path<String>) -> Result<Response, ApiError> {
+    let tenant = &caller.require(ROLE)?.tenant;
+    let _subscribing = app.subscribing.lock().await;
+    let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    remove(&app, tenant, &[route]).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// DELETE of all subscriptions of a source, or of the tenant context.
+pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
+    let tenant = &caller.require(ROLE)?.tenant;
+    let query = query(&uri);
+    let mut selection = Selection::parse(&query)?;
+    // Without a context the source's own are meant.
+    let context = *selection.context.get_or_insert(Context::Mo);
+    match (context, selection.source) {
+        (Context::Mo, None) => Err(ApiError::unprocessable("source: is needed unless 'context' is 'tenant'")),
+        (Context::Tenant, Some(_)) => Err(ApiError::unprocessable("source: is only for the context 'mo'")),
+        _ => {
+            let _subscribing = app.subscribing.lock().await;
+            let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
+            remove(&app, tenant, &routes).await?;
+            Ok(StatusCode::NO_CONTENT.into_response())
+        }
+    }
+}
+
+/// Puts all stored subscriptions in force.
+pub(crate) async fn load(store: &sqlx::SqlitePool, plugins: &Plugins, index: &Index) -> anyhow::Result<()> {
+    let rows = sqlx::query("SELECT tenant, body FROM subscription ORDER BY id").fetch_all(store).await?;
+    for row in rows {
+        let tenant = Tenant::from(row.try_get::<&str, _>(0)?);
+        let subscription: Subscription = serde_json::from_str(row.try_get(1)?)?;
+        index.insert(route(plugins, &tenant, subscription).await.map_err(|error| anyhow::anyhow!("{error:?}"))?);
+    }
+    Ok(())
+}
+
+/// The deleted object's subscriptions are out of force; their rows went with the object's.
+pub(super) fn forget_source(app: &App, tenant: &Tenant, source: u64) {
+    for route in app.index.list(tenant, |subscription| subscription.source == Some(source)) {
+        app.index.remove(tenant, route.subscription.id);
+    }
+}
+
+/// Configures the plugins that the subscription needs.
+async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -> Result<Route, ApiError> {
+    let filter = match &subscription.type_filter {
+        Some(text) => {
+            Some(configure(plugins, tenant, BuiltIn::TypeFilter, text, "subscriptionFilter.typeFilter").await?)
+        }
+        None => None,
+    };
+    let transform = match &subscription.fragments_to_copy {
+        Some(fragments) => {
+            let settings = serde_json::to_string(fragments).expect("invariant: texts serialize");
+            Some(configure(plugins, tenant, BuiltIn::FragmentsToCopy, &settings, "fragmentsToCopy").await?)
+        }
+        None => None,
+    };
+    let topic = Arc::new(TopicKey { tenant: tenant.clone(), name: subscription.subscription.as_str().into() });
+    Ok(Route { subscription, topic, filter, transform })
+}
+
+async fn configure(
+    plugins: &Plugins,
+    tenant: &Tenant,
+    plugin: BuiltIn,
+    settings: &str,
+    field: &str,
+) -> Result<Instance, ApiError> {
+    plugins.configure(tenant, plugin, settings).await.map_err(|error| match error {
+        PluginError::Settings(text) => ApiError::unprocessable(format!("{field}: {text}")),
+        other => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", other.to_string()),
+    })
+}
+
+/// The routes whose filter lets a message of type `kind` pass: asked of the filters themselves.
+async fn with_type(
+    plugins: &Plugins,
+    tenant: &Tenant,
+    routes: Vec<Arc<Route>>,
+    kind: &str,
+) -> Result<Vec<Arc<Route>>, ApiError> {
+    let probe = Arc::new(Message {
+        tenant: tenant.clone(),
+        api: Api::Measurements,
+        action: Action::Create,
+        source: "".into(),
+        kind: Some(kind.into()),
+        time: "".into(),
+        body: Bytes::new(),
+    });
+    let filtered: Vec<(Arc<Route>, Instance)> =
+        routes.into_iter().filter_map(|route| Some((route.clone(), route.filter.clone()?))).collect();
+    let calls = filtered.iter().map(|(_, instance)| (instance.clone(), vec![probe.clone()])).collect();
+    let verdicts = plugins.judge(calls).await.into_iter().flatten();
+    Ok(filtered
+        .into_iter()
+        .zip(verdicts)
+        .filter(|(_, verdict)| *verdict == Ok(true))
+        .map(|((route, _), _)| route)
+        .collect())
+}
+
+fn refuse_duplicate(app: &App, tenant: &Tenant, new: &Subscription) -> Result<(), ApiError> {
+    if !app.index.list(tenant, |existing| existing.duplicates(new)).is_empty() {
+        let source = new.source.map_or_else(String::new, |source| format!("source <'{source}'>, "));
+        let context = if new.context == Context::Mo { "mo" } else { "tenant" };
+        let message = format!(
+            "Subscription with {source}context <'{context}'> & subscription <'{}'> already exists!",
+            new.subscription
+        );
+        return Err(ApiError::new(StatusCode::CONFLICT, "reliable-notification/Duplicate", message));
+    }
+    let limit = app.config.limits.subscriptions_per_tenant;
+    if app.index.count(tenant) >= limit {
+        return Err(ApiError::unprocessable(format!("A tenant may have at most {limit} subscriptions.")));
+    }
+    Ok(())
+}
+
+async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<(), ApiError> {
+    let statements = routes
+        .iter()
+        .map(|route| Statement {
+            sql: "DELETE FROM subscription WHERE id = ?",
+            values: vec![Value::Int(route.subscription.id.cast_signed())],
+        })
+        .collect();
+    app.writer.commit(Change { statements, ..Change::default() }).await?;
+    for route in routes {
+        app.index.remove(tenant, route.subscription.id);
+    }
+    Ok(())
+}
+
+fn missing() -> ApiError {
+    ApiError::not_found("reliable-notification", "Finding subscription from database failed")
+}
+
+/// `context` and `source` of a query.
+struct Selection {
+    context: Option<Context>,
+    source: Option<u64>,
+}
+
+impl Selection {
+    fn parse(query: &[(Cow<'_, str>, Cow<'_, str>)]) -> Result<Self, ApiError> {
+        let context = match parameter(query, "context") {
+            None => None,
+            Some("mo") => Some(Context::Mo),
+            Some("tenant") => Some(Context::Tenant),
+            Some(_) => return Err(ApiError::unprocessable("context: must be 'mo' or 'tenant'")),
+        };
+        let source = parameter(query, "source")
+            .map(|id| parse_id(id).ok_or_else(|| ApiError::unprocessable("source: must be the id of a managed object")))
+            .transpose()?;
+        Ok(Self { context, source })
+    }
+
+    fn selects(&self, subscription: &Subscription) -> bool {
+        self.context.is_none_or(|context| context == subscription.context)
+            && self.source.is_none_or(|source| Some(source) == subscription.source)
+    }
+}

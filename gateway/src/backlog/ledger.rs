@@ -1,0 +1,382 @@
+//! What the writer knows of the backlog: it stages a batch, and changes memory only after the batch is committed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sqlx::Row as _;
+
+use super::topic::{Consumer, Entry, Topic, TopicKey, Topics};
+use super::{Attached, Bodies, Record};
+use crate::consumer::Cursor;
+use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
+
+/// Messages that one transaction deletes when a consumer's backlog is given up.
+const GARBAGE_PER_COMMIT: usize = 1000;
+/// Messages per query of the start-up scan.
+const SCAN_PAGE: i64 = 20_000;
+
+/// Topics, cursors and the sequence of message ids. There is one, and the writer owns it.
+pub struct Ledger {
+    topics: Topics,
+    bodies: Bodies,
+    quota_bytes: u64,
+    next_id: u64,
+    /// Messages that lost their last reference outside a batch.
+    garbage: Vec<u64>,
+}
+
+/// Why a request's messages were not appended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejected {
+    /// The topic's backlog is at its quota (seed 000, "Message backlog quota").
+    #[error("the backlog quota of topic '{topic}' is used up ({used} of {quota} bytes)")]
+    QuotaFull {
+        /// Name of the topic.
+        topic: String,
+        /// Bytes that wait.
+        used: u64,
+        /// Bytes that may wait.
+        quota: u64,
+    },
+}
+
+/// A batch that is ready to be committed.
+#[derive(Default)]
+pub struct Staged {
+    /// The rows.
+    pub transaction: Transaction,
+    appended: Vec<Appended>,
+    settled: Vec<Settled>,
+    /// Bytes appended, by the topic's row id.
+    bytes: HashMap<i64, u64>,
+}
+
+struct Appended {
+    topic: Arc<Topic>,
+    id: u64,
+    body: Bytes,
+}
+
+struct Settled {
+    topic: Arc<Topic>,
+    consumer: Box<str>,
+    cursor: Cursor,
+    ids: Vec<u64>,
+}
+
+impl Ledger {
+    /// Reads the topics, consumers and the list of waiting messages.
+    pub async fn load(
+        writing: &mut Writing,
+        readers: sqlx::SqlitePool,
+        quota_bytes: u64,
+        tail_bytes: usize,
+    ) -> Result<Self, StoreError> {
+        let topics = Topics::default();
+        let by_row = load_topics(writing, &topics).await?;
+        let mut highest = load_consumers(writing, &by_row).await?;
+        let mut garbage = Vec::new();
+        highest = highest.max(load_messages(writing, &by_row, &mut garbage).await?);
+        let floor: i64 =
+            sqlx::query_scalar("SELECT v FROM meta WHERE k = 'message_id'").fetch_one(writing.connection()).await?;
+        let next_id = highest.max(floor.cast_unsigned());
+        Ok(Self { bodies: Bodies::new(readers, tail_bytes, next_id), topics, quota_bytes, next_id, garbage })
+    }
+
+    /// The topics, for rooms that only look.
+    #[must_use]
+    pub fn topics(&self) -> Topics {
+        self.topics.clone()
+    }
+
+    /// The bodies, for dispatch.
+    #[must_use]
+    pub fn bodies(&self) -> Bodies {
+        self.bodies.clone()
+    }
+
+    /// An empty batch at time `now_ms`, with a slice of the garbage.
+    pub fn stage(&mut self, now_ms: i64) -> Staged {
+        let from = self.garbage.len().saturating_sub(GARBAGE_PER_COMMIT);
+        let freed = self.garbage.split_off(from);
+        Staged { transaction: Transaction { now_ms, freed, ..Transaction::default() }, ..Staged::default() }
+    }
+
+    /// Whether an otherwise idle writer should commit to delete garbage.
+    #[must_use]
+    pub fn has_garbage(&self) -> bool {
+        !self.garbage.is_empty()
+    }
+
+    /// Stages all of a request's records, or none of them if one topic has no room.
+    ///
+    /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle").
+    pub fn append(&self, staged: &mut Staged, records: Vec<Record>) -> Result<(), Rejected> {
+        let wanted: Vec<(Arc<Topic>, Record)> =
+            records.into_iter().filter_map(|record| Some((self.topics.get(&record.topic)?, record))).collect();
+        for (index, (topic, record)) in wanted.iter().enumerate() {
+            let len = record.body.len() as u64;
+            let staged_bytes = staged.bytes.entry(topic.id).or_default();
+            let used = topic.log().bytes + *staged_bytes;
+            if used + len > self.quota_bytes {
+                for (topic, record) in &wanted[..index] {
+                    *staged.bytes.entry(topic.id).or_default() -= record.body.len() as u64;
+                }
+                return Err(Rejected::QuotaFull {
+                    topic: record.topic.name.to_string(),
+                    used,
+                    quota: self.quota_bytes,
+                });
+            }
+            *staged_bytes += len;
+        }
+        for (topic, record) in wanted {
+            let id = self.next_id + staged.appended.len() as u64;
+            staged.transaction.messages.push(MessageRow { id, topic: topic.id, body: record.body.clone() });
+            staged.appended.push(Appended { topic, id, body: record.body });
+        }
+        Ok(())
+    }
+
+    /// Stages acknowledgements. Ids that the consumer does not need any more are ignored, as is a consumer that is gone.
+    pub fn settle(&self, staged: &mut Staged, topic: &Arc<Topic>, consumer: &str, mut ids: Vec<u64>) {
+        ids.sort_unstable();
+        ids.dedup();
+        let earlier = staged.settled.iter().position(|s| Arc::ptr_eq(&s.topic, topic) && *s.consumer == *consumer);
+        let log = topic.log();
+        let Some(known) = log.consumers.get(consumer) else { return };
+        let before = earlier.map_or(&known.cursor, |index| &staged.settled[index].cursor);
+        ids.retain(|id| before.needs(*id) && log.position(*id).is_some());
+        let cursor = before.settled(&ids, |from, to| log.ids_between(from, to));
+        drop(log);
+        match earlier {
+            Some(index) => {
+                staged.settled[index].cursor = cursor;
+                staged.settled[index].ids.extend(ids);
+            }
+            None => staged.settled.push(Settled { topic: topic.clone(), consumer: consumer.into(), cursor, ids }),
+        }
+    }
+
+    /// Adds the rows that follow from what is staged.
+    pub fn seal(staged: &mut Staged) {
+        let mut released: HashMap<(i64, u64), u16> = HashMap::new();
+        for settled in &staged.settled {
+            let log = settled.topic.log();
+            let Some(consumer) = log.consumers.get(&settled.consumer) else { continue };
+            staged.transaction.cursors.push((consumer.id, settled.cursor.hi, settled.cursor.holes.clone()));
+            for id in &settled.ids {
+                let released = released.entry((settled.topic.id, *id)).or_default();
+                *released += 1;
+                if log.position(*id).is_some_and(|at| log.entries[at].refs == *released) {
+                    staged.transaction.freed.push(*id);
+                }
+            }
+        }
+    }
+
+    /// The batch is on disk: memory follows, and consumers are woken.
+    pub fn committed(&mut self, staged: Staged) {
+        self.next_id += staged.appended.len() as u64;
+        self.bodies.push(staged.appended.iter().map(|appended| (appended.id, appended.body.clone())));
+        let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
+        for Appended { topic, id, body } in staged.appended {
+            let mut log = topic.log();
+            let refs = u16::try_from(log.consumers.len()).unwrap_or(u16::MAX);
+            let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
+            log.bytes += u64::from(len);
+            log.entries.push_back(Entry { id, refs, len });
+            drop(log);
+            match woken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &topic)) {
+                Some((_, newest)) => *newest = id,
+                None => woken.push((topic, id)),
+            }
+        }
+        for settled in staged.settled {
+            let mut log = settled.topic.log();
+            if let Some(consumer) = log.consumers.get_mut(&settled.consumer) {
+                consumer.cursor = settled.cursor;
+                for id in settled.ids {
+                    log.release(id);
+                }
+            }
+        }
+        for (topic, newest) in woken {
+            topic.announce(newest);
+        }
+    }
+
+    /// The batch failed: nothing has changed.
+    pub fn failed(&mut self, staged: Staged) {
+        // Whatever else `freed` holds was staged from settlements, which come again.
+        let settled: Vec<u64> = staged.settled.into_iter().flat_map(|settled| settled.ids).collect();
+        self.garbage.extend(staged.transaction.freed.into_iter().filter(|id| !settled.contains(id)));
+    }
+
+    /// Attaches to an existing consumer. `None`: it does not exist, see [`Ledger::create_consumer`].
+    #[must_use]
+    pub fn attach(&self, key: &TopicKey, consumer: &str) -> Option<Result<Attached, Busy>> {
+        let topic = self.topics.get(key)?;
+        if !topic.log().consumers.contains_key(consumer) {
+            return None;
+        }
+        Some(topic.attach(consumer).ok_or(Busy))
+    }
+
+    /// Creates a consumer, and its topic if need be, that is owed every message from now on (seed 000: a consumer
+    /// begins when it first connects).
+    pub async fn create_consumer(
+        &mut self,
+        writing: &mut Writing,
+        key: &Arc<TopicKey>,
+        name: &str,
+        now_ms: i64,
+    ) -> Result<(), StoreError> {
+        let next_id = self.next_id.cast_signed();
+        let text = |text: &str| Value::Text(text.to_owned());
+        let topic_values = vec![text(key.tenant.as_str()), text(&key.name)];
+        let mut consumer_values = vec![text(name), Value::Int(now_ms)];
+        consumer_values.extend(topic_values.clone());
+        let transaction = Transaction {
+            statements: vec![
+                Statement { sql: "INSERT OR IGNORE INTO topic(tenant, name) VALUES (?, ?)", values: topic_values },
+                Statement {
+                    sql: "INSERT INTO consumer(topic, name, created)
+                          SELECT id, ?, ? FROM topic WHERE tenant = ? AND name = ?",
+                    values: consumer_values,
+                },
+                Statement {
+                    sql: "INSERT INTO cursor(consumer, hi, holes) VALUES (last_insert_rowid(), ?, '[]')",
+                    values: vec![Value::Int(next_id)],
+                },
+                floor(self.next_id),
+            ],
+            ..Transaction::default()
+        };
+        writing.commit(&transaction).await?;
+        let row = sqlx::query("SELECT topic, id FROM consumer WHERE id = (SELECT max(id) FROM consumer)")
+            .fetch_one(writing.connection())
+            .await?;
+        let topic = self.topics.get(key).unwrap_or_else(|| {
+            let topic = Arc::new(Topic::new(row.get(0), key.clone()));
+            self.topics.insert(topic.clone());
+            topic
+        });
+        topic.log().consumers.insert(name.into(), Consumer::new(row.get(1), Cursor::starting_at(self.next_id)));
+        Ok(())
+    }
+
+    /// Forgets a consumer and what waits for it alone; its topic goes with the last consumer. False if there is none.
+    pub async fn remove_consumer(
+        &mut self,
+        writing: &mut Writing,
+        key: &TopicKey,
+        name: &str,
+    ) -> Result<bool, StoreError> {
+        let Some(topic) = self.topics.get(key) else { return Ok(false) };
+        let Some((row, last)) = ({
+            let log = topic.log();
+            log.consumers.get(name).map(|consumer| (consumer.id, log.consumers.len() == 1))
+        }) else {
+            return Ok(false);
+        };
+        let mut statements = vec![
+            Statement { sql: "DELETE FROM cursor WHERE consumer = ?", values: vec![Value::Int(row)] },
+            Statement { sql: "DELETE FROM consumer WHERE id = ?", values: vec![Value::Int(row)] },
+            floor(self.next_id),
+        ];
+        if last {
+            statements.push(Statement { sql: "DELETE FROM topic WHERE id = ?", values: vec![Value::Int(topic.id)] });
+        }
+        writing.commit(&Transaction { statements, ..Transaction::default() }).await?;
+        let mut log = topic.log();
+        if let Some(consumer) = log.consumers.remove(name) {
+            let needed: Vec<u64> =
+                log.entries.iter().map(|entry| entry.id).filter(|id| consumer.cursor.needs(*id)).collect();
+            self.garbage.extend(needed.into_iter().filter(|id| log.release(*id)));
+            consumer.kick();
+        }
+        if last {
+            self.topics.remove(key);
+        }
+        Ok(true)
+    }
+}
+
+/// Another connection holds the consumer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// Ids below `next_id` may have no row left that shows they were used.
+fn floor(next_id: u64) -> Statement {
+    Statement { sql: "UPDATE meta SET v = ? WHERE k = 'message_id'", values: vec![Value::Int(next_id.cast_signed())] }
+}
+
+async fn load_topics(writing: &mut Writing, topics: &Topics) -> Result<HashMap<i64, Arc<Topic>>, StoreError> {
+    let rows = sqlx::query("SELECT id, tenant, name FROM topic").fetch_all(writing.connection()).await?;
+    let mut by_row = HashMap::new();
+    for row in rows {
+        let key = TopicKey { tenant: row.try_get::<&str, _>(1)?.into(), name: row.try_get::<&str, _>(2)?.into() };
+        let topic = Arc::new(Topic::new(row.try_get(0)?, Arc::new(key)));
+        by_row.insert(topic.id, topic.clone());
+        topics.insert(topic);
+    }
+    Ok(by_row)
+}
+
+/// Returns one above the highest id that a cursor knows.
+async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>) -> Result<u64, StoreError> {
+    let rows = sqlx::query("SELECT id, topic, name, hi, holes FROM consumer JOIN cursor ON consumer = id")
+        .fetch_all(writing.connection())
+        .await?;
+    let mut highest = 0;
+    for row in rows {
+        let Some(topic) = topics.get(&row.try_get(1)?) else { continue };
+        let holes = serde_json::from_str(row.try_get(4)?)
+            .map_err(|error| StoreError::Database(sqlx::Error::Decode(Box::new(error))))?;
+        let cursor = Cursor { hi: row.try_get::<i64, _>(3)?.cast_unsigned(), holes };
+        highest = highest.max(cursor.hi);
+        topic.log().consumers.insert(row.try_get::<&str, _>(2)?.into(), Consumer::new(row.try_get(0)?, cursor));
+    }
+    Ok(highest)
+}
+
+/// Lists what waits, counting references; what nobody needs becomes garbage. Returns one above the highest id.
+///
+/// Ids come packed by the thousand, since a million rows fetched one by one would take seconds.
+async fn load_messages(
+    writing: &mut Writing,
+    topics: &HashMap<i64, Arc<Topic>>,
+    garbage: &mut Vec<u64>,
+) -> Result<u64, StoreError> {
+    let mut last = 0u64;
+    loop {
+        let (page, topics_and_lengths): (Option<String>, Option<String>) = sqlx::query_as(
+            "SELECT group_concat(id, ' '), group_concat((topic << 24) | length(body), ' ')
+             FROM (SELECT id, topic, body FROM msg WHERE id > ? ORDER BY id LIMIT ?)",
+        )
+        .bind(last.cast_signed())
+        .bind(SCAN_PAGE)
+        .fetch_one(writing.connection())
+        .await?;
+        let (Some(page), Some(topics_and_lengths)) = (page, topics_and_lengths) else { return Ok(last + 1) };
+        let numbers = |text: &str| text.split(' ').filter_map(|n| n.parse::<u64>().ok()).collect::<Vec<_>>();
+        for (id, packed) in numbers(&page).into_iter().zip(numbers(&topics_and_lengths)) {
+            last = id;
+            let len = u32::try_from(packed & 0xff_ffff).unwrap_or(u32::MAX);
+            let Some(topic) = topics.get(&(packed >> 24).cast_signed()) else {
+                garbage.push(id);
+                continue;
+            };
+            let mut log = topic.log();
+            let refs = log.consumers.values().filter(|consumer| consumer.cursor.needs(id)).count();
+            if refs == 0 {
+                garbage.push(id);
+            } else {
+                log.bytes += u64::from(len);
+                log.entries.push_back(Entry { id, refs: u16::try_from(refs).unwrap_or(u16::MAX), len });
+            }
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! The backlog: which topics and consumers there are, which messages wait for whom, and their bodies.
+//!
+//! In: records and acknowledgements, by way of the [`crate::writer`]. Out: receipts; pages of messages for a consumer.
+//! A message is stored once for all consumers of its topic, and only while one that has ever connected needs it.
+//! Memory holds the list of ids (16 bytes a message) and the newest bodies; the disk holds all bodies.
+
+mod bodies;
+mod ledger;
+mod topic;
+
+pub use bodies::Bodies;
+pub use ledger::{Busy, Ledger, Rejected, Staged};
+pub use topic::{Attached, Kicked, Topic, TopicKey, Topics};
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// One message on its way into one topic.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// Where it goes.
+    pub topic: Arc<TopicKey>,
+    /// Description line, action line, blank line, JSON: a frame without what a delivery adds.
+    pub body: Bytes,
+}

@@ -1,0 +1,127 @@
+//! The keys by name, and what each accepts. A value is checked where it comes from, so that an error can say where that is.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::RangeInclusive;
+
+use ::config::{Value, ValueKind};
+use tracing_subscriber::EnvFilter;
+
+/// What a key accepts.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// A whole number.
+    Number(RangeInclusive<u64>),
+    /// An IP address and a port.
+    Address,
+    /// An absolute `http` or `https` URL.
+    Url,
+    /// A path.
+    Path,
+    /// A filter of log lines.
+    Filter,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+}
+
+/// Where a value was written; the environment knows only text.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Medium {
+    File,
+    Environment,
+}
+
+const KIB: u64 = 1_024;
+const MIB: u64 = 1_024 * KIB;
+const GIB: u64 = 1_024 * MIB;
+
+/// Every key. Byte ranges end where a value would no longer be a limit on a gateway with a few gigabytes of memory.
+pub(super) const KEYS: &[(&str, Kind)] = &[
+    ("http.addr", Kind::Address),
+    ("http.public_url", Kind::Url),
+    ("limits.body_bytes", Kind::Number(1..=256 * MIB)),
+    ("limits.bulk_bytes", Kind::Number(1..=256 * MIB)),
+    ("limits.frame_bytes", Kind::Number(256..=64 * MIB)),
+    // serde_json stops at 128 levels.
+    ("limits.json_depth", Kind::Number(1..=127)),
+    ("limits.bulk_count", Kind::Number(1..=1_000_000)),
+    ("limits.connections", Kind::Number(1..=1_000_000)),
+    ("limits.subscriptions_per_tenant", Kind::Number(1..=1_000_000)),
+    ("limits.topics_per_tenant", Kind::Number(1..=1_000_000)),
+    ("limits.consumers_per_topic", Kind::Number(1..=10_000)),
+    ("limits.admission", Kind::Number(1..=1_000_000)),
+    ("limits.request_seconds", Kind::Number(1..=3_600)),
+    ("backlog.quota_bytes", Kind::Number(1..=1_024 * GIB)),
+    ("backlog.tail_bytes", Kind::Number(0..=GIB)),
+    ("consumer.window", Kind::Number(1..=10_000)),
+    ("consumer.idle_seconds", Kind::Number(1..=86_400)),
+    ("consumer.dead_seconds", Kind::Number(1..=3_600)),
+    ("plugins.builtin_dir", Kind::Path),
+    ("plugins.memory_bytes", Kind::Number(64 * KIB..=GIB)),
+    ("plugins.stack_bytes", Kind::Number(16 * KIB..=8 * MIB)),
+    ("plugins.call_ms", Kind::Number(1..=60_000)),
+    ("plugins.output_bytes", Kind::Number(1..=256 * MIB)),
+    ("plugins.copy_bytes", Kind::Number(1..=256 * MIB)),
+    ("plugins.instances", Kind::Number(1..=10_000)),
+    ("plugins.idle_seconds", Kind::Number(1..=86_400)),
+    ("store.max_bytes", Kind::Number(MIB..=1_024 * GIB)),
+    ("log.filter", Kind::Filter),
+    ("log.format", Kind::Choice(&["text", "json"])),
+];
+
+/// The kind of a key; `None` when there is no such key.
+pub(super) fn kind(key: &str) -> Option<&'static Kind> {
+    KEYS.iter().find(|(known, _)| *known == key).map(|(_, kind)| kind)
+}
+
+/// The known key that looks most like `key`, as a whole or without its section.
+pub(super) fn nearest(key: &str) -> &'static str {
+    let distance = |known: &str| {
+        let name = known.split_once('.').map_or(known, |(_, name)| name);
+        strsim::damerau_levenshtein(key, known).min(strsim::damerau_levenshtein(key, name))
+    };
+    KEYS.iter().map(|(known, _)| *known).min_by_key(|known| distance(known)).expect("invariant: there are keys")
+}
+
+impl Kind {
+    /// Whether `value` is of this kind and in its range.
+    pub(super) fn accepts(&self, value: &Value, medium: Medium) -> bool {
+        match (self, &value.kind) {
+            (Self::Number(range), ValueKind::I64(number)) => {
+                u64::try_from(*number).is_ok_and(|number| range.contains(&number))
+            }
+            (Self::Number(range), ValueKind::String(text)) if medium == Medium::Environment => {
+                text.parse().is_ok_and(|number| range.contains(&number))
+            }
+            (Self::Address, ValueKind::String(text)) => text.parse::<SocketAddr>().is_ok(),
+            (Self::Url, ValueKind::String(text)) => is_url(text),
+            (Self::Path, ValueKind::String(text)) => !text.is_empty() && !text.contains('\0'),
+            (Self::Filter, ValueKind::String(text)) => !text.is_empty() && EnvFilter::try_new(text).is_ok(),
+            (Self::Choice(words), ValueKind::String(text)) => words.contains(&text.as_str()),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(range) => write!(f, "a whole number from {} to {}", range.start(), range.end()),
+            Self::Address => f.write_str("an IP address and a port, as in 127.0.0.1:8080"),
+            Self::Url => {
+                f.write_str("an http or https URL without path, query and fragment, as in https://gateway.example:8443")
+            }
+            Self::Path => f.write_str("a path"),
+            Self::Filter => f.write_str("a log filter, as in info or warn,tidegate=debug"),
+            Self::Choice(words) => f.write_str(&words.join(" or ")),
+        }
+    }
+}
+
+/// Scheme, host and perhaps port: links are this and an absolute path.
+fn is_url(text: &str) -> bool {
+    let authority = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    authority.is_some_and(|authority| {
+        !authority.is_empty() && authority.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#@\"<>\\".contains(&byte))
+    })
+}

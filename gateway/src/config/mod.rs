@@ -1,0 +1,282 @@
+//! The configuration: every default and every limit of the gateway, with its unit and what happens at it.
+//!
+//! Later sources win: the defaults here, a TOML file, the environment (`TIDEGATE_<SECTION>__<KEY>`), flags (applied by the
+//! caller). `docs/configuration.md` is the reference for operators; a test compares it with this module.
+
+mod keys;
+mod load;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use load::ConfigError;
+
+/// Everything that can be configured.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// The HTTP listener.
+    pub http: Http,
+    /// Limits on what clients send and create.
+    pub limits: Limits,
+    /// Messages that wait for consumers.
+    pub backlog: Backlog,
+    /// Connections of consumers.
+    pub consumer: Consumer,
+    /// The sandbox of plugins.
+    pub plugins: Plugins,
+    /// The file that holds everything.
+    pub store: Store,
+    /// The log.
+    pub log: Log,
+}
+
+/// `http`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Http {
+    /// IP address and port to listen on; port 0 picks a free one.
+    pub addr: SocketAddr,
+    /// How clients reach the gateway, as in `https://gateway.example:8443`; stands in `self` links. Without it the `Host` of the
+    /// request does.
+    pub public_url: Option<String>,
+}
+
+/// `limits`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Limits {
+    /// Bytes of a request body; a longer one is 413.
+    pub body_bytes: usize,
+    /// Bytes of the body of a bulk request; a longer one is 413.
+    pub bulk_bytes: usize,
+    /// Bytes of a notification with its header lines; a request that would make a longer one is 413 and stores nothing.
+    pub frame_bytes: usize,
+    /// Levels of nesting in a JSON body; a deeper one is 422.
+    pub json_depth: usize,
+    /// Objects in a bulk request; more are 422.
+    pub bulk_count: usize,
+    /// Open connections; the next ones wait in the kernel until one ends.
+    pub connections: usize,
+    /// Subscriptions of a tenant; the next one is 422.
+    pub subscriptions_per_tenant: usize,
+    /// Topics of a tenant; a consumer whose first connect would make the next one is 503.
+    pub topics_per_tenant: usize,
+    /// Consumers of a topic, connected or not; the next one to connect is 503.
+    pub consumers_per_topic: usize,
+    /// Requests of a tenant that wait for their turn; the next ones wait before they queue.
+    pub admission: usize,
+    /// Seconds for a request's head to arrive, or the connection is closed; then for its body, or it is 408.
+    pub request_seconds: u64,
+}
+
+/// `backlog`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Backlog {
+    /// Stored bytes of a topic; a request that would pass it is 500 and appends nothing.
+    pub quota_bytes: u64,
+    /// Bytes of message bodies kept in memory for live consumers; older ones are read from the store.
+    pub tail_bytes: usize,
+}
+
+/// `consumer`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Consumer {
+    /// Messages sent and not yet acknowledged on a connection; delivery pauses there.
+    pub window: usize,
+    /// Seconds without a text frame in either direction and without a ping of the client; then the connection is closed.
+    pub idle_seconds: u64,
+    /// Seconds without an answer of the peer's TCP; then the connection is closed and its place is free.
+    pub dead_seconds: u64,
+}
+
+/// `plugins`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plugins {
+    /// Directory with the components of the built-in plugins, in place of those in the program.
+    pub builtin_dir: Option<PathBuf>,
+    /// Bytes of linear memory of an instance; asking for more is a fault.
+    pub memory_bytes: usize,
+    /// Bytes of stack of a call; past it the call is a fault.
+    pub stack_bytes: usize,
+    /// Milliseconds of processor time of a call; past it the call is a fault.
+    pub call_ms: u64,
+    /// Bytes of one body that a transform returns; more are a fault of that message.
+    pub output_bytes: usize,
+    /// Bytes that a call may make the gateway copy out of a plugin; more are a fault.
+    pub copy_bytes: usize,
+    /// Instances over all subscriptions; past it the longest unused one goes.
+    pub instances: usize,
+    /// Seconds after which an unused instance goes.
+    pub idle_seconds: u64,
+}
+
+/// `store`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Store {
+    /// Bytes of the database; a request that would pass it is 507.
+    pub max_bytes: u64,
+}
+
+/// `log`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Log {
+    /// What is logged, in the syntax of `RUST_LOG`: a level, or levels per module.
+    pub filter: String,
+    /// How a line looks.
+    pub format: LogFormat,
+}
+
+/// How the log is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+const KIB: usize = 1_024;
+const MIB: usize = 1_024 * KIB;
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { addr: SocketAddr::from(([127, 0, 0, 1], 8080)), public_url: None }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            body_bytes: MIB,
+            bulk_bytes: 16 * MIB,
+            frame_bytes: MIB,
+            json_depth: 64,
+            bulk_count: 10_000,
+            connections: 4_096,
+            subscriptions_per_tenant: 10_000,
+            topics_per_tenant: 10_000,
+            consumers_per_topic: 1_000,
+            admission: 4_096,
+            request_seconds: 30,
+        }
+    }
+}
+
+impl Default for Backlog {
+    fn default() -> Self {
+        Self { quota_bytes: 25 * MIB as u64, tail_bytes: 16 * MIB }
+    }
+}
+
+impl Default for Consumer {
+    fn default() -> Self {
+        Self { window: 1_000, idle_seconds: 300, dead_seconds: 30 }
+    }
+}
+
+impl Default for Plugins {
+    fn default() -> Self {
+        Self {
+            builtin_dir: None,
+            memory_bytes: 16 * MIB,
+            stack_bytes: 256 * KIB,
+            call_ms: 50,
+            output_bytes: MIB,
+            copy_bytes: 4 * MIB,
+            instances: 256,
+            idle_seconds: 60,
+        }
+    }
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { max_bytes: 2_048 * MIB as u64 }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { filter: "info".into(), format: LogFormat::Text }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use serde_json::Value;
+
+    use super::keys::{KEYS, Kind};
+    use super::*;
+
+    const REFERENCE: &str = include_str!("../../../docs/configuration.md");
+
+    /// Key and default, as the reference writes them, in the order of the code.
+    fn defaults() -> Vec<(String, String)> {
+        let config = serde_json::to_string(&Config::default()).unwrap();
+        let config: Value = serde_json::from_str(&config).unwrap();
+        let text = |value: &Value| match value {
+            Value::Null => "none".to_owned(),
+            Value::String(text) => format!("`{text}`"),
+            other => format!("`{other}`"),
+        };
+        let sections = config.as_object().unwrap().iter();
+        let mut keys: Vec<_> = sections
+            .flat_map(|(section, keys)| {
+                let keys = keys.as_object().unwrap().iter();
+                keys.map(move |(key, value)| (format!("{section}.{key}"), text(value)))
+            })
+            .collect();
+        keys.sort();
+        keys
+    }
+
+    /// The cells of the reference's rows.
+    fn rows() -> Vec<Vec<&'static str>> {
+        let rows = REFERENCE.lines().filter(|line| line.starts_with("| `"));
+        rows.map(|row| row.trim_matches('|').split('|').map(str::trim).collect()).collect()
+    }
+
+    #[test]
+    fn the_table_of_keys_is_the_configuration() {
+        let mut known: Vec<_> = KEYS.iter().map(|(key, _)| (*key).to_owned()).collect();
+        known.sort();
+        assert_eq!(known, defaults().into_iter().map(|(key, _)| key).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_reference_lists_exactly_the_keys_and_defaults() {
+        let mut documented: Vec<_> = rows()
+            .iter()
+            .map(|row| {
+                assert_eq!(row.len(), 5, "{row:?}");
+                assert!(row.iter().all(|cell| !cell.is_empty()), "{row:?}");
+                (row[0].trim_matches('`').to_owned(), row[1].to_owned())
+            })
+            .collect();
+        documented.sort();
+        assert_eq!(documented, defaults());
+    }
+
+    #[test]
+    fn the_reference_lists_the_ranges_and_choices() {
+        for row in rows() {
+            let key = row[0].trim_matches('`');
+            let allowed = match super::keys::kind(key).unwrap() {
+                Kind::Number(range) => format!("{} to {}", range.start(), range.end()),
+                Kind::Choice(words) => words.join(", "),
+                _ => continue,
+            };
+            assert_eq!(row[3], allowed, "{key}");
+        }
+    }
+}

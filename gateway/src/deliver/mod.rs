@@ -1,0 +1,3 @@
+//! Sockets of consumers: they carry out what dispatch and the consumer's rules decide.
+
+pub mod websocket;

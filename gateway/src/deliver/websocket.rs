@@ -1,0 +1,246 @@
+//! The WebSocket of one consumer (seed 001, "Consumer protocol").
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::time::Duration;
+
+use futures_util::stream::{SplitSink, SplitStream};
+use futures_util::{FutureExt as _, SinkExt as _, StreamExt as _};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
+use tokio_tungstenite::tungstenite::{Error, Message};
+use tokio_util::sync::CancellationToken;
+
+use crate::dispatch::{Acknowledged, Delivery};
+use crate::writer::Writer;
+
+/// The in-band command that unsubscribes the consumer; the server then closes without another answer.
+const UNSUBSCRIBE: &str = "unsubscribe_subscriber";
+/// Largest message that a client may send. An acknowledgement has 24 bytes; what is longer is garbage.
+const INCOMING_BYTES: usize = 64 << 10;
+/// Texts that are read before what they settle is handed on.
+const INCOMING_BURST: usize = 1024;
+/// How long a closing peer may take to answer.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
+
+/// What a connection is told and what it may do.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    /// Without a text in either direction or a ping for this long, the connection is closed.
+    pub idle: Duration,
+    /// Ends when the gateway stops.
+    pub stopping: CancellationToken,
+}
+
+/// The settings for server-side sockets.
+#[must_use]
+pub fn config() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .max_message_size(Some(INCOMING_BYTES))
+        .max_frame_size(Some(INCOMING_BYTES))
+        .read_buffer_size(8 << 10)
+        .write_buffer_size(64 << 10)
+}
+
+/// Why the loop ended.
+enum End {
+    /// The peer closed or vanished.
+    Gone,
+    /// We close, with this code and reason.
+    Close(CloseCode, &'static str),
+    /// The consumer asked to be unsubscribed.
+    Unsubscribe,
+}
+
+/// The sending half, with what has been rendered and not yet been taken by the socket.
+struct Outgoing<S> {
+    sink: SplitSink<WebSocketStream<S>, Message>,
+    outbox: VecDeque<Message>,
+    flushed: bool,
+}
+
+type Incoming<S> = SplitStream<WebSocketStream<S>>;
+
+/// Delivers until one side ends it. The hold on the consumer is given up at the return.
+pub async fn serve<S>(socket: WebSocketStream<S>, mut delivery: Delivery, writer: Writer, conditions: Conditions)
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let (sink, mut incoming) = socket.split();
+    let mut outgoing = Outgoing { sink, outbox: VecDeque::new(), flushed: true };
+    let end = exchange(&mut outgoing, &mut incoming, &mut delivery, &writer, &conditions).await;
+    let (code, reason) = match end {
+        End::Gone => return,
+        End::Close(code, reason) => (code, reason),
+        End::Unsubscribe => {
+            let (topic, consumer) = (delivery.attached.topic.key().clone(), delivery.attached.consumer.clone());
+            if let Err(error) = writer.unsubscribe(topic, &consumer).await {
+                tracing::warn!(%error, "unsubscribing in band failed");
+            }
+            (CloseCode::Normal, "unsubscribed")
+        }
+    };
+    let settled = close(&mut outgoing, &mut incoming, code, reason, &mut delivery).await;
+    settle(&writer, &delivery, settled).await;
+}
+
+async fn exchange<S>(
+    outgoing: &mut Outgoing<S>,
+    incoming: &mut Incoming<S>,
+    delivery: &mut Delivery,
+    writer: &Writer,
+    conditions: &Conditions,
+) -> End
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut newest = delivery.attached.topic.newest();
+    let kicked = delivery.attached.kicked.clone();
+    let mut idle_at = Instant::now() + conditions.idle;
+    // Whether the topic may hold something that was not looked at yet.
+    let mut more = true;
+    loop {
+        if more && outgoing.outbox.is_empty() {
+            match delivery.next().await {
+                Ok(frames) => {
+                    more = !frames.is_empty();
+                    outgoing.outbox.extend(frames.into_iter().map(Message::text));
+                }
+                Err(error) => {
+                    tracing::error!(%error, cause = ?error, "reading the backlog failed");
+                    return End::Close(CloseCode::Error, "the backlog cannot be read");
+                }
+            }
+        }
+        if !outgoing.outbox.is_empty() {
+            idle_at = Instant::now() + conditions.idle;
+        }
+        tokio::select! {
+            biased;
+            () = conditions.stopping.cancelled() => return End::Close(CloseCode::Away, "the gateway is stopping"),
+            () = kicked.cancelled() => return End::Close(CloseCode::Normal, "unsubscribed"),
+            first = incoming.next() => {
+                let Some(Ok(first)) = first else { return End::Gone };
+                let heard = hear(incoming, first, delivery);
+                if heard.active {
+                    idle_at = Instant::now() + conditions.idle;
+                }
+                more |= !heard.settled.is_empty();
+                settle(writer, delivery, heard.settled).await;
+                if heard.unsubscribe {
+                    return End::Unsubscribe;
+                }
+            }
+            sent = outgoing.drain(), if !outgoing.outbox.is_empty() || !outgoing.flushed => {
+                if sent.is_err() {
+                    return End::Gone;
+                }
+            }
+            changed = newest.changed(), if !more => more = changed.is_ok(),
+            () = sleep_until(idle_at) => return End::Close(CloseCode::Away, "idle"),
+        }
+    }
+}
+
+async fn settle(writer: &Writer, delivery: &Delivery, ids: Vec<u64>) {
+    if !ids.is_empty() {
+        let attached = &delivery.attached;
+        writer.settle(attached.topic.clone(), attached.consumer.clone(), ids).await;
+    }
+}
+
+/// What a burst of incoming messages meant.
+#[derive(Default)]
+struct Heard {
+    settled: Vec<u64>,
+    active: bool,
+    unsubscribe: bool,
+}
+
+fn ignored(reason: &'static str) {
+    metrics::counter!("tidegate_acks_ignored_total", "reason" => reason).increment(1);
+}
+
+/// Takes `first` and whatever else has arrived, so that acknowledgements travel in company.
+fn hear<S>(incoming: &mut Incoming<S>, first: Message, delivery: &mut Delivery) -> Heard
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let mut heard = Heard::default();
+    let mut next = Some(first);
+    while let Some(message) = next.take() {
+        match message {
+            Message::Text(text) => {
+                heard.active = true;
+                let text = text.trim_end_matches(['\r', '\n']);
+                if text == UNSUBSCRIBE {
+                    heard.unsubscribe = true;
+                    return heard;
+                }
+                match delivery.acknowledge(text) {
+                    Acknowledged::Message(id) => heard.settled.push(id),
+                    Acknowledged::Unknown => ignored("unknown"),
+                    Acknowledged::Garbage => ignored("garbage"),
+                }
+            }
+            // Tungstenite answers pings by itself, ahead of what is queued here.
+            Message::Ping(_) => heard.active = true,
+            Message::Binary(_) => ignored("binary"),
+            Message::Pong(_) | Message::Frame(_) => {}
+            Message::Close(_) => return heard,
+        }
+        if heard.settled.len() < INCOMING_BURST {
+            next = match incoming.next().now_or_never() {
+                Some(Some(Ok(message))) => Some(message),
+                // A broken connection shows again at the next read, after what was heard is settled.
+                Some(Some(Err(_)) | None) | None => None,
+            };
+        }
+    }
+    heard
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Outgoing<S> {
+    /// Writes the outbox and flushes once. May be dropped and called again at any point.
+    async fn drain(&mut self) -> Result<(), Error> {
+        self.flushed = false;
+        while !self.outbox.is_empty() {
+            poll_fn(|context| self.sink.poll_ready_unpin(context)).await?;
+            if let Some(message) = self.outbox.pop_front() {
+                self.sink.start_send_unpin(message)?;
+            }
+        }
+        self.sink.flush().await?;
+        self.flushed = true;
+        Ok(())
+    }
+}
+
+/// Closes and waits for the peer's answer, still taking acknowledgements; returns what they settle.
+async fn close<S: AsyncRead + AsyncWrite + Unpin>(
+    outgoing: &mut Outgoing<S>,
+    incoming: &mut Incoming<S>,
+    code: CloseCode,
+    reason: &'static str,
+    delivery: &mut Delivery,
+) -> Vec<u64> {
+    let mut settled = Vec::new();
+    let frame = CloseFrame { code, reason: reason.into() };
+    let goodbye = async {
+        outgoing.sink.send(Message::Close(Some(frame))).await?;
+        while let Some(message) = incoming.next().await {
+            if let Message::Text(text) = message?
+                && let Acknowledged::Message(id) = delivery.acknowledge(text.trim_end_matches(['\r', '\n']))
+            {
+                settled.push(id);
+            }
+        }
+        Ok::<_, Error>(())
+    };
+    // A peer that does not answer is left behind.
+    let _ = timeout(CLOSE_WAIT, goodbye).await;
+    settled
+}

@@ -1,0 +1,120 @@
+//! The HTTP listener: sockets in, a hyper connection for each.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// Bytes of a request's head; a longer one is 431.
+const HEAD_BYTES: usize = 64 << 10;
+/// How long requests may take to finish when the gateway stops.
+const DRAIN_WAIT: Duration = Duration::from_secs(10);
+/// Pause after a failed accept, as when the process is out of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Bounds on connections.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionLimits {
+    /// Open connections; the next ones wait in the kernel.
+    pub connections: usize,
+    /// A request's head has to arrive within this time.
+    pub head: Duration,
+    /// A peer whose TCP does not answer for this long is gone.
+    pub dead: Duration,
+}
+
+/// A bound listener.
+pub struct Http {
+    listener: TcpListener,
+    /// Where it listens.
+    pub addr: SocketAddr,
+}
+
+impl Http {
+    /// Binds `addr`; port 0 picks a free one.
+    pub async fn bind(addr: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind(addr).await?;
+        let addr = listener.local_addr()?;
+        Ok(Self { listener, addr })
+    }
+
+    /// Serves until `stop` ends; then closes the listener and returns when the requests at hand are answered.
+    /// Upgraded connections do not count.
+    pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
+        let mut server = http1::Builder::new();
+        server.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(HEAD_BYTES);
+        let connections = TaskTracker::new();
+        let permits = Arc::new(Semaphore::new(limits.connections));
+        loop {
+            let accepted = tokio::select! {
+                () = stop.cancelled() => break,
+                accepted = accept(&self.listener, &permits) => accepted,
+            };
+            let (stream, permit) = match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    continue;
+                }
+            };
+            if let Err(error) = prepare(&stream, limits.dead) {
+                tracing::debug!(%error, "a connection was gone at once");
+                continue;
+            }
+            let service = TowerToHyperService::new(router.clone());
+            let connection = server.serve_connection(TokioIo::new(stream), service).with_upgrades();
+            let stop = stop.clone();
+            connections.spawn(async move {
+                let mut connection = pin!(connection);
+                let ended = tokio::select! {
+                    ended = connection.as_mut() => ended,
+                    () = stop.cancelled() => {
+                        connection.as_mut().graceful_shutdown();
+                        connection.await
+                    }
+                };
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "a connection ended");
+                }
+                drop(permit);
+            });
+        }
+        drop(self.listener);
+        connections.close();
+        if tokio::time::timeout(DRAIN_WAIT, connections.wait()).await.is_err() {
+            tracing::warn!("some requests were not finished in time");
+        }
+    }
+}
+
+async fn accept(
+    listener: &TcpListener,
+    permits: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, tokio::sync::OwnedSemaphorePermit)> {
+    let permit = permits.clone().acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, _) = listener.accept().await?;
+    Ok((stream, permit))
+}
+
+/// Makes the kernel find peers that have vanished, whether or not there is anything to send.
+fn prepare(stream: &TcpStream, dead: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    let third = (dead / 3).max(Duration::from_secs(1));
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(third).with_interval(third).with_retries(2))?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(dead))?;
+    Ok(())
+}

@@ -1,0 +1,40 @@
+//! Tidegate: what devices say goes through sandboxed filters to disk, and from there to every consumer until it has
+//! acknowledged.
+//!
+//! The rooms, in the order in which a message meets them:
+//!
+//! - [`http`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
+//! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
+//! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
+//! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
+//! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
+//! - [`serve`] puts it all together; [`listen`], with [`client`], is a consumer for the terminal.
+//!
+//! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
+
+pub mod api;
+pub mod auth;
+pub mod backlog;
+pub mod client;
+pub mod clock;
+pub mod config;
+pub mod consumer;
+pub mod deliver;
+pub mod dispatch;
+#[cfg(feature = "faults")]
+mod faults;
+pub mod http;
+pub mod ids;
+pub mod json;
+pub mod listen;
+pub mod locks;
+pub mod message;
+pub mod pipeline;
+pub mod platform;
+pub mod plugin;
+pub mod serve;
+pub mod store;
+pub mod subscription;
+pub mod telemetry;
+pub mod time;
+pub mod writer;

@@ -1,0 +1,107 @@
+//! The vocabulary of the line: what a message is, whose it is and where it came from.
+//!
+//! Everything here is a value. Bodies are bytes of JSON text on one line; no room parses them unless it has to.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+/// The tenant that owns an object, a subscription, a topic or a user.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tenant(Arc<str>);
+
+/// The object that generated a message or is its subject; the key by which shared consumers divide the load.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SourceId(Arc<str>);
+
+/// The platform API whose object a message tells about; its name stands in line 2 of a frame and in subscriptions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Api {
+    /// `measurements`
+    Measurements,
+    /// `managedobjects`
+    ManagedObjects,
+}
+
+/// What happened to the object (seed 001, third header line).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Action {
+    /// It is new.
+    Create,
+    /// It has changed.
+    Update,
+    /// It is gone.
+    Delete,
+}
+
+/// One thing that happened in one tenant, before any subscription has looked at it.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// Whose it is.
+    pub tenant: Tenant,
+    /// Which API it belongs to.
+    pub api: Api,
+    /// What happened.
+    pub action: Action,
+    /// The object that it came from or is about.
+    pub source: SourceId,
+    /// The `type` of the original object; filters match against this.
+    pub kind: Option<Box<str>>,
+    /// RFC 3339 time of the object, as the producer wrote it; empty where it has none.
+    pub time: Box<str>,
+    /// JSON text on one line.
+    pub body: Bytes,
+}
+
+impl Api {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Measurements => "measurements",
+            Self::ManagedObjects => "managedobjects",
+        }
+    }
+}
+
+impl Action {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Create => "CREATE",
+            Self::Update => "UPDATE",
+            Self::Delete => "DELETE",
+        }
+    }
+}
+
+macro_rules! text_id {
+    ($name:ident) => {
+        impl $name {
+            /// The text itself.
+            #[must_use]
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl From<&str> for $name {
+            fn from(text: &str) -> Self {
+                Self(text.into())
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Debug::fmt(&self.0, f)
+            }
+        }
+    };
+}
+text_id!(Tenant);
+text_id!(SourceId);

@@ -1,0 +1,279 @@
+//! The upper half of the line: from a request to the commit that holds its objects and messages.
+//!
+//! ```text
+//! submit ─▶ admission queue (one per tenant) ─▶ turn: route ─▶ judge ─▶ shape ─▶ writer ─▶ answer after the commit
+//! ```
+//! The place in the admission queue is the order. A turn takes what is queued, without a timer; while the writer commits
+//! one turn, the next is judged. Each plugin instance is called once per turn with all that it has to see.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+
+use crate::backlog::{Record, Topics};
+use crate::dispatch;
+use crate::message::{Message, Tenant};
+use crate::plugin::{Fault, Instance, Plugins};
+use crate::subscription::{Index, Route};
+use crate::writer::{Answer, Change, Refused, Writer};
+
+/// Messages that a turn takes before it stops collecting; also what one call of a plugin gets at most.
+const TURN_MESSAGES: usize = 256;
+/// Bytes of bodies that a turn takes before it stops collecting.
+const TURN_BYTES: usize = 1 << 20;
+
+/// Bounds on the upper half of the line.
+#[derive(Clone, Copy, Debug)]
+pub struct PipelineLimits {
+    /// Requests of one tenant that wait for their turn; beyond that the next ones wait before they queue.
+    pub admission: usize,
+    /// Largest frame in bytes; a request with a larger one is refused whole.
+    pub frame_bytes: usize,
+}
+
+/// What a producer asks for: all of it or nothing.
+#[derive(Default)]
+pub struct Request {
+    /// What happened, in order.
+    pub messages: Vec<Arc<Message>>,
+    /// The objects' rows. The pipeline adds the records.
+    pub change: Change,
+}
+
+/// The upper half of the line. Cheap to clone.
+#[derive(Clone)]
+pub struct Pipeline(Arc<Line>);
+
+struct Line {
+    index: Arc<Index>,
+    topics: Topics,
+    plugins: Plugins,
+    writer: Writer,
+    limits: PipelineLimits,
+    queues: Mutex<HashMap<Tenant, mpsc::Sender<Admitted>>>,
+    turns: TaskTracker,
+}
+
+struct Admitted {
+    request: Request,
+    answer: Answer,
+}
+
+/// A message on its way to the topic of one route.
+struct Routed {
+    /// Index of the request in its turn.
+    request: usize,
+    message: Arc<Message>,
+    route: Arc<Route>,
+    outcome: Outcome,
+}
+
+enum Outcome {
+    /// Forwarded with the body of the message.
+    Passed,
+    /// Forwarded with this body.
+    Shaped(Bytes),
+    /// Not wanted.
+    Dropped,
+    /// A plugin failed.
+    Faulted(Fault),
+}
+
+impl Pipeline {
+    /// A line without any traffic yet.
+    #[must_use]
+    pub fn new(index: Arc<Index>, topics: Topics, plugins: Plugins, writer: Writer, limits: PipelineLimits) -> Self {
+        let queues = Mutex::default();
+        Self(Arc::new(Line { index, topics, plugins, writer, limits, queues, turns: TaskTracker::new() }))
+    }
+
+    /// Carries out a request: returns once everything that it asks for is on disk.
+    ///
+    /// Waits while the tenant's queue is full. Dropping the future does not take back a request that is queued.
+    pub async fn submit(&self, tenant: &Tenant, request: Request) -> Result<(), Refused> {
+        let (answer, outcome) = oneshot::channel();
+        let queue = self.queue(tenant);
+        queue.send(Admitted { request, answer }).await.map_err(|_| Refused::Stopping)?;
+        outcome.await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Takes no more requests and returns when the queued ones have been handed to the writer.
+    pub async fn drain(&self) {
+        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.0.turns.close();
+        self.0.turns.wait().await;
+    }
+
+    fn queue(&self, tenant: &Tenant) -> mpsc::Sender<Admitted> {
+        let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.get(tenant) {
+            return queue.clone();
+        }
+        let (queue, waiting) = mpsc::channel(self.0.limits.admission);
+        if !self.0.turns.is_closed() {
+            queues.insert(tenant.clone(), queue.clone());
+            self.0.turns.spawn(turns(self.0.clone(), waiting));
+        }
+        queue
+    }
+}
+
+/// The turns of one tenant, until its queue is closed.
+///
+/// A turn begins when the one before is on disk, so that it has grown meanwhile: a commit costs the same for one message as for
+/// a hundred. If a whole turn is waiting already, it is judged while the one before is committed.
+async fn turns(line: Arc<Line>, mut queue: mpsc::Receiver<Admitted>) {
+    let places = Arc::new(Semaphore::new(1));
+    while let Some(first) = queue.recv().await {
+        let place = if queue.len() < TURN_MESSAGES { places.clone().acquire_owned().await.ok() } else { None };
+        let mut turn = vec![first];
+        let mut messages = turn[0].messages();
+        let mut bytes = turn[0].bytes();
+        while messages < TURN_MESSAGES
+            && bytes < TURN_BYTES
+            && let Ok(next) = queue.try_recv()
+        {
+            messages += next.messages();
+            bytes += next.bytes();
+            turn.push(next);
+        }
+        line.turn(turn, place).await;
+    }
+}
+
+impl Line {
+    async fn turn(&self, turn: Vec<Admitted>, place: Option<OwnedSemaphorePermit>) {
+        let mut routed = self.route(&turn);
+        self.judge(&mut routed).await;
+        self.shape(&mut routed).await;
+        self.writer.changes(self.changes(turn, routed), place).await;
+    }
+
+    /// Which subscriptions each message concerns. A topic that no consumer has ever connected to needs nothing.
+    fn route(&self, turn: &[Admitted]) -> Vec<Routed> {
+        let mut routed = Vec::new();
+        for (request, admitted) in turn.iter().enumerate() {
+            for message in &admitted.request.messages {
+                for route in self.index.matching(message) {
+                    if self.topics.wants(&route.topic) {
+                        let message = message.clone();
+                        routed.push(Routed { request, message, route, outcome: Outcome::Passed });
+                    }
+                }
+            }
+        }
+        routed
+    }
+
+    async fn judge(&self, routed: &mut [Routed]) {
+        let batches = Batches::new(routed, |route| route.filter.as_ref());
+        let verdicts = self.plugins.judge(batches.calls).await;
+        for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
+            routed[at].outcome = match verdict {
+                Ok(true) => Outcome::Passed,
+                Ok(false) => Outcome::Dropped,
+                Err(fault) => Outcome::Faulted(fault),
+            };
+        }
+    }
+
+    async fn shape(&self, routed: &mut [Routed]) {
+        let batches = Batches::new(routed, |route| route.transform.as_ref());
+        let bodies = self.plugins.shape(batches.calls).await;
+        for (at, body) in batches.members.into_iter().flatten().zip(bodies.into_iter().flatten()) {
+            routed[at].outcome = match body {
+                Ok(body) => Outcome::Shaped(body),
+                Err(fault) => Outcome::Faulted(fault),
+            };
+        }
+    }
+
+    /// What the writer commits for each request. One fault or oversized frame refuses its whole request.
+    fn changes(&self, turn: Vec<Admitted>, routed: Vec<Routed>) -> Vec<(Change, Answer)> {
+        let mut records: Vec<Result<Vec<Record>, Refused>> = turn.iter().map(|_| Ok(Vec::new())).collect();
+        for routed in routed {
+            if let Ok(list) = &mut records[routed.request] {
+                match self.record(&routed) {
+                    Ok(record) => list.extend(record),
+                    Err(refused) => records[routed.request] = Err(refused),
+                }
+            }
+        }
+        let mut changes = Vec::with_capacity(turn.len());
+        for (admitted, records) in turn.into_iter().zip(records) {
+            match records {
+                Ok(records) => changes.push((Change { records, ..admitted.request.change }, admitted.answer)),
+                Err(refused) => {
+                    // A producer that has gone away does not need its answer.
+                    let _ = admitted.answer.send(Err(refused));
+                }
+            }
+        }
+        changes
+    }
+
+    fn record(&self, routed: &Routed) -> Result<Option<Record>, Refused> {
+        let body = match &routed.outcome {
+            Outcome::Passed => &routed.message.body,
+            Outcome::Shaped(body) => body,
+            Outcome::Dropped => return Ok(None),
+            Outcome::Faulted(fault) => {
+                let subscription = routed.route.subscription.id;
+                return Err(Refused::Plugin { subscription, reason: fault.to_string() });
+            }
+        };
+        let topic = routed.route.topic.clone();
+        let body = dispatch::stored_form(&routed.message, body);
+        let bytes = body.len() + dispatch::HEADER_BYTES;
+        if bytes > self.limits.frame_bytes {
+            return Err(Refused::FrameTooLarge {
+                topic: topic.name.to_string(),
+                bytes,
+                limit: self.limits.frame_bytes,
+            });
+        }
+        Ok(Some(Record { topic, body }))
+    }
+}
+
+/// One call for each plugin instance, and who the members of each batch are.
+struct Batches {
+    calls: Vec<(Instance, Vec<Arc<Message>>)>,
+    /// For each call, indices into the routed messages.
+    members: Vec<Vec<usize>>,
+}
+
+impl Batches {
+    fn new<'a>(routed: &'a [Routed], instance: impl Fn(&'a Route) -> Option<&'a Instance>) -> Self {
+        let mut open: HashMap<&Instance, usize> = HashMap::new();
+        let mut batches = Self { calls: Vec::new(), members: Vec::new() };
+        for (at, routed) in routed.iter().enumerate() {
+            let (Outcome::Passed, Some(instance)) = (&routed.outcome, instance(&routed.route)) else { continue };
+            let call = match open.get(instance) {
+                Some(&call) if batches.members[call].len() < TURN_MESSAGES => call,
+                _ => {
+                    batches.calls.push((instance.clone(), Vec::new()));
+                    batches.members.push(Vec::new());
+                    open.insert(instance, batches.calls.len() - 1);
+                    batches.calls.len() - 1
+                }
+            };
+            batches.calls[call].1.push(routed.message.clone());
+            batches.members[call].push(at);
+        }
+        batches
+    }
+}
+
+impl Admitted {
+    fn messages(&self) -> usize {
+        self.request.messages.len()
+    }
+
+    fn bytes(&self) -> usize {
+        self.request.messages.iter().map(|message| message.body.len()).sum()
+    }
+}

@@ -1,0 +1,423 @@
+//! Managed objects: what a client sets (name, type, owner, fragments) and what the gateway adds around it.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt as _;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{Row as _, SqliteExecutor};
+
+use super::{check_name, push_decimal, push_self, short_string};
+use crate::json::{self, Invalid, Limits, Member, Members};
+use crate::message::Tenant;
+use crate::time;
+
+/// The members that refer to other objects, each `{"self","references":[]}`.
+const REFERENCES: [&str; 6] =
+    ["childDevices", "childAssets", "childAdditions", "deviceParents", "assetParents", "additionParents"];
+const PATH: &str = "/inventory/managedObjects/";
+
+/// A managed object as a client sent it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewManagedObject {
+    /// `type`.
+    pub kind: Option<Box<str>>,
+    /// As in [`ManagedObject`].
+    pub body: Bytes,
+}
+
+/// A managed object as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ManagedObject {
+    /// Its id.
+    pub id: u64,
+    /// `type`; it also stands in the body.
+    pub kind: Option<Box<str>>,
+    /// When it was created, in milliseconds since 1970.
+    pub created_ms: i64,
+    /// When it was last changed.
+    pub updated_ms: i64,
+    /// All members that the client set, `name`, `type` and `owner` among them, on one line, in order, without the braces.
+    pub body: Bytes,
+}
+
+/// Parses the body of a POST; no member is required, and `owner` is the one given here unless the client names another.
+///
+/// `id`, `self`, the times and the references are the gateway's and are ignored; JSON null is absent.
+///
+/// # Errors
+/// Names the first member that is wrong.
+pub fn parse(body: &[u8], owner: &str, limits: &Limits) -> Result<NewManagedObject, Invalid> {
+    let members = Members::parse(body, limits)?;
+    let (mut text, mut kind, mut has_owner) = (Vec::with_capacity(body.len() + owner.len()), None, false);
+    for Member { name, raw } in client_members(&members).filter(|member| !json::is_null(member.raw)) {
+        check_member(name, raw)?;
+        match &**name {
+            "type" => kind = Some(json::string(raw, "type")?.into()),
+            "owner" => has_owner = true,
+            _ => {}
+        }
+        json::push_member(name, raw, &mut text);
+    }
+    if !has_owner {
+        json::push_string_member("owner", owner, &mut text);
+    }
+    Ok(NewManagedObject { kind, body: text.into() })
+}
+
+/// The members that are the client's to set. An object always has an owner, so null leaves it.
+fn client_members<'m, 'a>(members: &'m Members<'a>) -> impl Iterator<Item = &'m Member<'a>> {
+    members.iter().filter(|Member { name, raw }| match &**name {
+        "id" | "self" | "creationTime" | "lastUpdated" => false,
+        "owner" => !json::is_null(raw),
+        name => !REFERENCES.contains(&name),
+    })
+}
+
+fn check_member(name: &str, raw: &str) -> Result<(), Invalid> {
+    match name {
+        "name" | "type" | "owner" => short_string(raw, name).map(drop),
+        _ => check_name(name),
+    }
+}
+
+impl NewManagedObject {
+    /// The object once it has an id.
+    #[must_use]
+    pub fn created(self, id: u64, now_ms: i64) -> ManagedObject {
+        ManagedObject { id, kind: self.kind, created_ms: now_ms, updated_ms: now_ms, body: self.body }
+    }
+}
+
+impl ManagedObject {
+    /// The object after a PUT with `patch`: its members replace those of the same name in place, null removes, new ones follow.
+    ///
+    /// `None` is a heartbeat: a patch without any member of the client's, as `{"id":"1"}`, changes nothing. Values are replaced
+    /// as a whole, and a patch that repeats the present ones is a change.
+    ///
+    /// # Errors
+    /// Names the member that is wrong; an object that would pass `limits.members` or a body of `max_bytes` is refused.
+    pub fn merge(&self, patch: &[u8], now_ms: i64, limits: &Limits, max_bytes: usize) -> Result<Option<Self>, Invalid> {
+        let patch = Members::parse(patch, limits)?;
+        let mut changes: HashMap<&str, &str> =
+            client_members(&patch).map(|member| (&*member.name, member.raw)).collect();
+        if changes.is_empty() {
+            return Ok(None);
+        }
+        let kind = match changes.get("type") {
+            Some(raw) if json::is_null(raw) => None,
+            Some(raw) => Some(short_string(raw, "type")?.into()),
+            None => self.kind.clone(),
+        };
+        let mut merged = Merged { body: Vec::with_capacity(self.body.len()), members: 0 };
+        let stored = [b"{", &*self.body, b"}"].concat();
+        for Member { name, raw } in &Members::parse(&stored, limits)? {
+            merged.push(name, changes.remove(&**name).unwrap_or(raw))?;
+        }
+        for Member { name, .. } in client_members(&patch) {
+            if let Some(raw) = changes.remove(&**name) {
+                merged.push(name, raw)?;
+            }
+        }
+        if merged.members > limits.members {
+            return Err(Invalid::new("", format!("the object would have more than {} members", limits.members)));
+        }
+        if merged.body.len() > max_bytes {
+            return Err(Invalid::new("", format!("the object would be larger than {max_bytes} bytes")));
+        }
+        Ok(Some(Self { kind, updated_ms: now_ms, body: merged.body.into(), ..*self }))
+    }
+
+    /// Appends the object as clients get it, one line; the body of its notifications is the same text.
+    ///
+    /// `base_url` has no slash at its end.
+    pub fn render(&self, base_url: &str, out: &mut Vec<u8>) {
+        const FIXED: usize = 800;
+        out.reserve(self.body.len() + 7 * base_url.len() + FIXED);
+        out.extend_from_slice(b"{\"id\":\"");
+        push_decimal(self.id, out);
+        out.extend_from_slice(b"\",");
+        push_self(base_url, PATH, self.id, "", out);
+        for (name, ms) in [("creationTime", self.created_ms), ("lastUpdated", self.updated_ms)] {
+            out.extend_from_slice(b",\"");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\":\"");
+            time::write(ms, out);
+            out.push(b'"');
+        }
+        for name in REFERENCES {
+            out.extend_from_slice(b",\"");
+            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(b"\":{");
+            push_self(base_url, PATH, self.id, name, out);
+            out.extend_from_slice(b",\"references\":[]}");
+        }
+        if !self.body.is_empty() {
+            out.push(b',');
+            out.extend_from_slice(&self.body);
+        }
+        out.push(b'}');
+    }
+
+    fn from_row(row: &SqliteRow) -> sqlx::Result<Self> {
+        Ok(Self {
+            id: row.try_get::<i64, _>("id")?.cast_unsigned(),
+            kind: row.try_get::<Option<String>, _>("type")?.map(Box::from),
+            created_ms: row.try_get("created")?,
+            updated_ms: row.try_get("updated")?,
+            body: row.try_get::<Vec<u8>, _>("body")?.into(),
+        })
+    }
+}
+
+/// The body of an object while it is put together.
+struct Merged {
+    body: Vec<u8>,
+    members: usize,
+}
+
+impl Merged {
+    fn push(&mut self, name: &str, raw: &str) -> Result<(), Invalid> {
+        if json::is_null(raw) {
+            return Ok(());
+        }
+        check_member(name, raw)?;
+        self.members += 1;
+        json::push_member(name, raw, &mut self.body);
+        Ok(())
+    }
+}
+
+/// Reads one managed object.
+///
+/// # Errors
+/// When the store fails.
+pub async fn get(store: impl SqliteExecutor<'_>, tenant: &str, id: u64) -> sqlx::Result<Option<ManagedObject>> {
+    let row = sqlx::query("SELECT id, type, created, updated, body FROM managed_object WHERE id = ? AND tenant = ?")
+        .bind(id.cast_signed())
+        .bind(tenant)
+        .fetch_optional(store)
+        .await?;
+    row.as_ref().map(ManagedObject::from_row).transpose()
+}
+
+/// Reads whose managed objects exist, for the set of known sources that is kept in memory.
+///
+/// # Errors
+/// When the store fails.
+pub async fn ids(store: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<(Tenant, u64)>> {
+    let mut rows = sqlx::query("SELECT tenant, id FROM managed_object ORDER BY tenant, id").fetch(store);
+    let mut ids: Vec<(Tenant, u64)> = Vec::new();
+    while let Some(row) = rows.try_next().await? {
+        let name: &str = row.try_get("tenant")?;
+        let tenant = match ids.last() {
+            Some((tenant, _)) if tenant.as_str() == name => tenant.clone(),
+            _ => Tenant::from(name),
+        };
+        ids.push((tenant, row.try_get::<i64, _>("id")?.cast_unsigned()));
+    }
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
+    use sqlx::{Connection as _, SqliteConnection};
+
+    use super::*;
+
+    const MAX_BYTES: usize = 1 << 20;
+
+    fn new(body: &str) -> Result<NewManagedObject, Invalid> {
+        parse(body.as_bytes(), "admin", &Limits::default())
+    }
+
+    fn body(object: &[u8]) -> &str {
+        std::str::from_utf8(object).unwrap()
+    }
+
+    fn object(text: &str) -> ManagedObject {
+        let members = Members::parse(text.as_bytes(), &Limits::default()).unwrap();
+        let kind = members.get("type").map(|raw| json::string(raw, "type").unwrap().into());
+        let body = Bytes::copy_from_slice(&text.as_bytes()[1..text.len() - 1]);
+        ManagedObject { id: 7, kind, created_ms: 1000, updated_ms: 1000, body }
+    }
+
+    fn merged(stored: &str, patch: &str) -> Result<Option<ManagedObject>, Invalid> {
+        object(stored).merge(patch.as_bytes(), 2000, &Limits::default(), MAX_BYTES)
+    }
+
+    #[test]
+    fn a_new_object_keeps_what_the_client_may_set() {
+        let text = r#"{ "id":"1","self":"x","c8y_IsDevice": { }, "creationTime":1, "lastUpdated":"x", "type":"c8y_Linux",
+            "childDevices":{"references":[1]},"childAssets":1,"childAdditions":1,"deviceParents":1,"assetParents":1,
+            "additionParents":1, "name": "One", "gone": null }"#;
+        let object = new(text).unwrap();
+        assert_eq!(object.kind.as_deref(), Some("c8y_Linux"));
+        assert_eq!(body(&object.body), r#""c8y_IsDevice":{},"type":"c8y_Linux","name":"One","owner":"admin""#);
+    }
+
+    #[test]
+    fn nothing_is_required() {
+        for text in ["{}", r#"{"name":null,"type":null,"owner":null}"#] {
+            let object = new(text).unwrap();
+            assert_eq!((object.kind, body(&object.body)), (None, r#""owner":"admin""#));
+        }
+        assert_eq!(body(&new(r#"{"owner":"me"}"#).unwrap().body), r#""owner":"me""#);
+    }
+
+    #[test]
+    fn wrong_members_are_named() {
+        let long = "x".repeat(257);
+        for (text, reason) in [
+            (r#"{"name":1}"#, "name: must be a string"),
+            (r#"{"type":{}}"#, "type: must be a string"),
+            (r#"{"owner":[]}"#, "owner: must be a string"),
+            (&format!(r#"{{"name":"{long}"}}"#), "name: is longer than 256 characters"),
+            (r#"{"":1}"#, "the name of a fragment or series is empty"),
+            ("[]", "must be a JSON object"),
+        ] {
+            assert_eq!(new(text).unwrap_err().to_string(), reason);
+            let patched = merged("{}", text).unwrap_err();
+            assert_eq!(patched.to_string(), reason);
+        }
+        assert!(new(&format!(r#"{{"{long}":1}}"#)).unwrap_err().to_string().ends_with("longer than 256 characters"));
+    }
+
+    #[test]
+    fn a_patch_replaces_removes_and_appends() {
+        let stored = r#"{"name":"One","a":{"x":1},"type":"t","b":2}"#;
+        for (patch, expected, kind) in [
+            (r#"{"c": [1], "a":{"y":2}}"#, r#""name":"One","a":{"y":2},"type":"t","b":2,"c":[1]"#, Some("t")),
+            (r#"{"a":null,"z":null,"type":"u"}"#, r#""name":"One","type":"u","b":2"#, Some("u")),
+            (r#"{"type":null,"owner":null}"#, r#""name":"One","a":{"x":1},"b":2"#, None),
+            (r#"{"b":2}"#, r#""name":"One","a":{"x":1},"type":"t","b":2"#, Some("t")),
+            (r#"{"\u0062":3,"lastUpdated":"x"}"#, r#""name":"One","a":{"x":1},"type":"t","b":3"#, Some("t")),
+            (r#"{"name":null,"a":null,"type":null,"b":null}"#, "", None),
+        ] {
+            let object = merged(stored, patch).unwrap().unwrap();
+            assert_eq!((body(&object.body), object.kind.as_deref()), (expected, kind), "{patch}");
+            assert_eq!((object.id, object.created_ms, object.updated_ms), (7, 1000, 2000));
+        }
+    }
+
+    #[test]
+    fn a_heartbeat_changes_nothing() {
+        for patch in ["{}", r#"{"id":"7"}"#, r#"{"id":"7","lastUpdated":"x","childDevices":{},"owner":null}"#] {
+            assert_eq!(merged(r#"{"a":1}"#, patch).unwrap(), None, "{patch}");
+        }
+    }
+
+    #[test]
+    fn a_merged_object_is_limited() {
+        let stored = object(r#"{"a":"12345"}"#);
+        let patched = |max_bytes| stored.merge(br#"{"b":1}"#, 0, &Limits::default(), max_bytes);
+        assert!(patched(r#""a":"12345","b":1"#.len()).is_ok());
+        let refused = patched(r#""a":"12345","b":1"#.len() - 1).unwrap_err();
+        assert_eq!(refused.to_string(), "the object would be larger than 16 bytes");
+
+        let limits = Limits { members: 2, ..Limits::default() };
+        let patched = |patch: &str| stored.merge(patch.as_bytes(), 0, &limits, MAX_BYTES);
+        assert!(patched(r#"{"b":1}"#).is_ok());
+        assert!(patched(r#"{"a":null,"b":1}"#).is_ok());
+        assert_eq!(patched(r#"{"b":1,"c":1}"#).unwrap_err().to_string(), "the object would have more than 2 members");
+    }
+
+    #[test]
+    fn an_object_is_rendered_with_its_six_references() {
+        let object = new(r#"{"name":"One","c8y_IsDevice":{}}"#).unwrap().created(7, 1_630_672_141_664);
+        let mut out = Vec::new();
+        object.render("http://gate:8080", &mut out);
+        let text = body(&out);
+        let head = "{\"id\":\"7\",\"self\":\"http://gate:8080/inventory/managedObjects/7\",\
+            \"creationTime\":\"2021-09-03T12:29:01.664Z\",\"lastUpdated\":\"2021-09-03T12:29:01.664Z\",\
+            \"childDevices\":{\"self\":\"http://gate:8080/inventory/managedObjects/7/childDevices\",\"references\":[]},";
+        assert!(text.starts_with(head), "{text}");
+        assert!(text.ends_with(r#","name":"One","c8y_IsDevice":{},"owner":"admin"}"#), "{text}");
+        let parsed: Value = serde_json::from_str(text).unwrap();
+        for name in REFERENCES {
+            let link = format!("http://gate:8080/inventory/managedObjects/7/{name}");
+            assert_eq!(parsed[name], serde_json::json!({"self": link, "references": []}));
+        }
+    }
+
+    #[test]
+    fn an_empty_body_and_a_hostile_base_url_still_give_json() {
+        let mut out = Vec::new();
+        object("{}").render("http://a\"b\\", &mut out);
+        let parsed: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(parsed["self"], "http://a\"b\\/inventory/managedObjects/7");
+    }
+
+    #[tokio::test]
+    async fn objects_are_read_by_their_tenant_only() {
+        let mut store = SqliteConnection::connect("sqlite::memory:").await.unwrap();
+        sqlx::raw_sql(
+            "CREATE TABLE managed_object(id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, type TEXT, created INTEGER NOT NULL,
+             updated INTEGER NOT NULL, body BLOB NOT NULL) STRICT;",
+        )
+        .execute(&mut store)
+        .await
+        .unwrap();
+        let first = object(r#"{"type":"t","a":1}"#);
+        let rows = [("b", 3, None), ("a", 9, None), ("a", 7, first.kind.as_deref())];
+        for (tenant, id, kind) in rows {
+            sqlx::query(
+                "INSERT INTO managed_object(id, tenant, type, created, updated, body) VALUES (?, ?, ?, ?, ?, ?)",
+            )
+            .bind(id)
+            .bind(tenant)
+            .bind(kind)
+            .bind(first.created_ms)
+            .bind(first.updated_ms)
+            .bind(&first.body[..])
+            .execute(&mut store)
+            .await
+            .unwrap();
+        }
+        assert_eq!(get(&mut store, "a", 7).await.unwrap(), Some(first));
+        assert_eq!(get(&mut store, "a", 9).await.unwrap().unwrap().kind, None);
+        assert_eq!(get(&mut store, "b", 7).await.unwrap(), None);
+        assert_eq!(get(&mut store, "a", 8).await.unwrap(), None);
+        let known = ids(&mut store).await.unwrap();
+        let known: Vec<_> = known.iter().map(|(tenant, id)| (tenant.as_str(), *id)).collect();
+        assert_eq!(known, [("a", 7), ("a", 9), ("b", 3)]);
+    }
+
+    /// Objects over few names, so that patches hit; no nulls inside the stored one.
+    fn members(with_null: bool) -> impl Strategy<Value = Map<String, Value>> {
+        let value = prop_oneof![
+            any::<i32>().prop_map(Value::from),
+            any::<String>().prop_map(Value::from),
+            prop::collection::vec(any::<u8>(), 0..3).prop_map(Value::from),
+            Just(if with_null { Value::Null } else { Value::Bool(true) }),
+        ];
+        let name = prop_oneof!["[a-f]", "[a-fé\"\u{2028}]{1,2}"];
+        prop::collection::btree_map(name, value, 0..6).prop_map(|members| members.into_iter().collect())
+    }
+
+    proptest! {
+        #[test]
+        fn merge_does_what_a_merge_of_trees_does(stored in members(false), patch in members(true)) {
+            let merged = merged(&serde_json::to_string(&stored).unwrap(), &serde_json::to_string(&patch).unwrap()).unwrap();
+            let mut expected = stored;
+            prop_assert_eq!(merged.is_none(), patch.is_empty());
+            for (name, value) in patch {
+                if value.is_null() {
+                    expected.remove(&name);
+                } else {
+                    expected.insert(name, value);
+                }
+            }
+            if let Some(merged) = merged {
+                let text = format!("{{{}}}", body(&merged.body));
+                prop_assert_eq!(serde_json::from_str::<Map<String, Value>>(&text).unwrap(), expected);
+                let split = text.contains('\u{2028}');
+                prop_assert!(!split);
+            }
+        }
+    }
+}

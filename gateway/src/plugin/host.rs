@@ -1,0 +1,164 @@
+//! What a guest finds outside: its limits, the log, and the bodies of the running batch.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::time::{ClockId, clock_gettime};
+use wasmtime::{ResourceLimiter, Result};
+
+use super::bindings::filter::tidegate::plugin::{body_access, log, types};
+use super::instance::Loaded;
+use super::pointer::{self, Found};
+use super::{Instance, PluginLimits};
+use crate::message::Message;
+
+/// Bytes of a guest's text that reach a user or the log.
+const TEXT_BYTES: usize = 512;
+const TABLE_ELEMENTS: usize = 20_000;
+
+/// The messages of one call.
+#[derive(Clone)]
+pub(super) struct Batch {
+    messages: Arc<Vec<Arc<Message>>>,
+    range: Range<usize>,
+}
+
+impl Batch {
+    pub(super) fn new(messages: &Arc<Vec<Arc<Message>>>, range: Range<usize>) -> Self {
+        Self { messages: Arc::clone(messages), range }
+    }
+
+    pub(super) fn messages(&self) -> &[Arc<Message>] {
+        &self.messages[self.range.clone()]
+    }
+
+    /// The same messages, each by itself.
+    pub(super) fn singly(&self) -> impl Iterator<Item = Self> + '_ {
+        self.range.clone().map(|i| Self::new(&self.messages, i..i + 1))
+    }
+}
+
+/// The state of a store.
+pub(super) struct Host {
+    pub(super) limiter: Limiter,
+    /// What the running call may still use.
+    pub(super) budget: Budget,
+    /// There while a call runs.
+    pub(super) batch: Option<Batch>,
+    loaded: Arc<Loaded>,
+    instance: Instance,
+}
+
+impl Host {
+    pub(super) fn new(loaded: &Arc<Loaded>, instance: &Instance, limits: &PluginLimits) -> Self {
+        Self {
+            limiter: Limiter { memory_left: limits.memory_bytes, denied: false },
+            budget: Budget::of(Duration::ZERO),
+            batch: None,
+            loaded: Arc::clone(loaded),
+            instance: instance.clone(),
+        }
+    }
+}
+
+/// The processor time that a call may use on this thread. Time that passes while others have the processor does not count: on
+/// a busy box it would end calls of healthy plugins.
+pub(super) struct Budget {
+    end: Duration,
+}
+
+impl Budget {
+    pub(super) fn of(time: Duration) -> Self {
+        Self { end: processor_time() + time }
+    }
+
+    /// What is left, if anything is.
+    pub(super) fn left(&self) -> Option<Duration> {
+        self.end.checked_sub(processor_time()).filter(|left| !left.is_zero())
+    }
+}
+
+/// The processor time that this thread has used.
+fn processor_time() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map(Duration::from)
+        .expect("invariant: every thread has a clock of its own")
+}
+
+/// Bounds what an instance holds, over all its memories and tables.
+pub(super) struct Limiter {
+    memory_left: usize,
+    /// The guest has asked for more memory than it may have.
+    pub(super) denied: bool,
+}
+
+impl ResourceLimiter for Limiter {
+    fn memory_growing(&mut self, current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+        match self.memory_left.checked_sub(desired.saturating_sub(current)) {
+            Some(left) => self.memory_left = left,
+            None => {
+                self.denied = true;
+                wasmtime::bail!("memory limit reached");
+            }
+        }
+        Ok(true)
+    }
+
+    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+        wasmtime::ensure!(desired <= TABLE_ELEMENTS, "table limit reached");
+        Ok(true)
+    }
+
+    fn instances(&self) -> usize {
+        20
+    }
+
+    fn tables(&self) -> usize {
+        10
+    }
+
+    fn memories(&self) -> usize {
+        4
+    }
+}
+
+impl types::Host for Host {}
+
+impl body_access::Host for Host {
+    fn get(&mut self, index: u32, pointer: String) -> Result<types::ValueResult> {
+        let messages = self.batch.as_ref().map(Batch::messages).unwrap_or_default();
+        let message = usize::try_from(index).ok().and_then(|index| messages.get(index));
+        let message = message.ok_or_else(|| wasmtime::format_err!("no message {index} in the batch"))?;
+        Ok(match pointer::find(&message.body, &pointer) {
+            Found::Missing => types::ValueResult::Missing,
+            Found::Null => types::ValueResult::Null,
+            Found::Boolean(value) => types::ValueResult::Boolean(value),
+            Found::Number(value) => types::ValueResult::Number(value),
+            Found::Text(text) => types::ValueResult::Text(text.into_owned()),
+            Found::Json(text) => types::ValueResult::Json(text.to_owned()),
+        })
+    }
+}
+
+impl log::Host for Host {
+    fn write(&mut self, level: log::Level, text: String) -> Result<()> {
+        let Some(suppressed) = self.loaded.lines.pass(Instant::now()) else {
+            return Ok(());
+        };
+        let (plugin, tenant, text) = (self.instance.plugin().name(), self.instance.tenant(), cut(&text));
+        // Debug form: a guest's text must not forge lines.
+        match level {
+            log::Level::Debug => tracing::debug!(plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Info => tracing::info!(plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Warn => tracing::warn!(plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Error => tracing::error!(plugin, %tenant, ?text, suppressed, "plugin"),
+        }
+        Ok(())
+    }
+}
+
+/// The start of a guest's text.
+pub(super) fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(TEXT_BYTES)]
+}

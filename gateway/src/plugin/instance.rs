@@ -1,0 +1,370 @@
+//! One live WebAssembly instance and what can be asked of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use serde_json::value::RawValue;
+use wasmtime::component::{Component, HasSelf, Linker};
+use wasmtime::{Engine, Store, Trap, UpdateDeadline};
+
+use super::bindings::filter::exports::tidegate::plugin::filtering;
+use super::bindings::filter::tidegate::plugin::types::{Body, BodyForm, Meta, MetaFields, State, ValueParam};
+use super::bindings::filter::{Filter, FilterPre};
+use super::bindings::transform::exports::tidegate::plugin::transforming;
+use super::bindings::transform::{Transform, TransformPre};
+use super::engine::Clock;
+use super::host::{Batch, Budget, Host, cut};
+use super::pointer::{self, Found};
+use super::throttle::Throttle;
+use super::{BuiltIn, Fault, Instance, PluginLimits};
+use crate::message::Message;
+
+const COMPONENT_HANDLES: usize = 1000;
+/// Pointers that a filter may have extracted from each message.
+const POINTERS: usize = 32;
+
+/// A plugin that is compiled, linked and ready to make instances of.
+pub(super) struct Loaded {
+    world: World,
+    /// Keeps faults from flooding the log.
+    pub(super) faults: Throttle,
+    /// Keeps the guest's own lines from flooding the log.
+    pub(super) lines: Throttle,
+}
+
+enum World {
+    Filter(FilterPre<Host>),
+    Transform(TransformPre<Host>),
+}
+
+impl Loaded {
+    /// Links a component to what its world offers; the error says what is missing on either side.
+    pub(super) fn new(engine: &Engine, plugin: BuiltIn, component: &Component, lines: u32) -> Result<Self, String> {
+        let world = match plugin {
+            BuiltIn::TypeFilter => World::filter(engine, component),
+            BuiltIn::FragmentsToCopy => World::transform(engine, component),
+        };
+        Ok(Self {
+            world: world.map_err(|error| format!("{error:#}"))?,
+            faults: Throttle::new(1),
+            lines: Throttle::new(lines),
+        })
+    }
+}
+
+impl World {
+    fn filter(engine: &Engine, component: &Component) -> wasmtime::Result<Self> {
+        let mut linker = Linker::new(engine);
+        Filter::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
+        FilterPre::new(linker.instantiate_pre(component)?).map(Self::Filter)
+    }
+
+    fn transform(engine: &Engine, component: &Component) -> wasmtime::Result<Self> {
+        let mut linker = Linker::new(engine);
+        Transform::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
+        TransformPre::new(linker.instantiate_pre(component)?).map(Self::Transform)
+    }
+}
+
+/// A configured instance in a store of its own. After an error it is dead and must be dropped.
+pub(super) struct Live {
+    store: Store<Host>,
+    guest: Guest,
+    output_bytes: usize,
+    /// When the last call ended.
+    pub(super) used: Instant,
+    _counted: Counted,
+}
+
+enum Guest {
+    Filter(Filter, filtering::Interest),
+    Transform(Transform, transforming::Interest),
+}
+
+/// Counts the live instances of the process.
+struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Live {
+    /// Instantiates and configures, within `time`. `Fault::Refused` is the guest's word on the settings.
+    pub(super) fn new(
+        loaded: &Arc<Loaded>,
+        instance: &Instance,
+        limits: &PluginLimits,
+        count: &Arc<AtomicUsize>,
+        time: Duration,
+    ) -> Result<Self, Fault> {
+        let host = Host::new(loaded, instance, limits);
+        let mut store = Store::new(loaded.engine(), host);
+        store.limiter(|host| &mut host.limiter);
+        store.set_hostcall_fuel(limits.copy_bytes);
+        store.set_max_component_handles(COMPONENT_HANDLES);
+        store.epoch_deadline_callback(|context| match context.data().budget.left() {
+            Some(left) => Ok(UpdateDeadline::Continue(Clock::ticks(left))),
+            None => Err(Trap::Interrupt.into()),
+        });
+        // Instantiating runs guest code, so the deadline comes first.
+        allow(&mut store, time);
+        let guest = match loaded.configure(&mut store, instance.settings()) {
+            Ok(Ok(guest)) => guest,
+            Ok(Err(text)) => return Err(Fault::Refused(cut(&text).into())),
+            Err(error) => return Err(fault(&store, &error)),
+        };
+        guest.check()?;
+        let (used, _counted) = (Instant::now(), Counted::new(count));
+        Ok(Self { store, guest, output_bytes: limits.output_bytes, used, _counted })
+    }
+
+    /// Asks about a batch, within `time`.
+    pub(super) fn call<W: Work>(
+        &mut self,
+        batch: &Batch,
+        time: Duration,
+    ) -> Result<Vec<Result<W::Answer, Fault>>, Fault> {
+        allow(&mut self.store, time);
+        self.store.data_mut().batch = Some(batch.clone());
+        let answers = W::call(self, batch.messages())?;
+        self.store.data_mut().batch = None;
+        let messages = batch.messages().len();
+        if answers.len() != messages {
+            return Err(Fault::WrongLength { messages, answers: answers.len() });
+        }
+        self.used = Instant::now();
+        Ok(answers)
+    }
+}
+
+impl Loaded {
+    fn engine(&self) -> &Engine {
+        match &self.world {
+            World::Filter(pre) => pre.engine(),
+            World::Transform(pre) => pre.engine(),
+        }
+    }
+
+    fn configure(&self, store: &mut Store<Host>, settings: &str) -> wasmtime::Result<Result<Guest, String>> {
+        Ok(match &self.world {
+            World::Filter(pre) => {
+                let filter = pre.instantiate(&mut *store)?;
+                let interest = filter.tidegate_plugin_filtering().call_configure(store, settings)?;
+                interest.map(|interest| Guest::Filter(filter, interest))
+            }
+            World::Transform(pre) => {
+                let transform = pre.instantiate(&mut *store)?;
+                let interest = transform.tidegate_plugin_transforming().call_configure(store, settings)?;
+                interest.map(|interest| Guest::Transform(transform, interest))
+            }
+        })
+    }
+}
+
+impl Guest {
+    /// Refuses what this gateway can't give.
+    fn check(&self) -> Result<(), Fault> {
+        let (state, pointers) = match self {
+            Self::Filter(_, interest) => (interest.state, interest.pointers.len()),
+            Self::Transform(_, interest) => (interest.state, 0),
+        };
+        if state == State::PerSource {
+            return Err(Fault::Refused("it keeps state for each source, which a built-in plugin can't".into()));
+        }
+        if pointers > POINTERS {
+            return Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()));
+        }
+        Ok(())
+    }
+}
+
+/// A kind of question that a batch is put.
+pub(super) trait Work: 'static {
+    /// What is answered for each message.
+    type Answer: Send + 'static;
+
+    /// An outer error leaves the instance dead.
+    fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Self::Answer, Fault>>, Fault>;
+}
+
+/// Asks a filter.
+pub(super) struct Judge;
+
+impl Work for Judge {
+    type Answer = bool;
+
+    fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<bool, Fault>>, Fault> {
+        let Guest::Filter(filter, interest) = &live.guest else {
+            return Err(Fault::Refused("it is no filter".into()));
+        };
+        let found: Vec<Found<'_>> = messages
+            .iter()
+            .flat_map(|message| interest.pointers.iter().map(|pointer| pointer::find(&message.body, pointer)))
+            .collect();
+        let values: Vec<ValueParam<'_>> = found.iter().map(value).collect();
+        let width = interest.pointers.len();
+        let batch: Vec<filtering::Message<'_>> = messages
+            .iter()
+            .enumerate()
+            .map(|(i, message)| filtering::Message {
+                meta: meta(message, interest.meta),
+                body: body(message, interest.body),
+                values: (width > 0).then(|| &values[i * width..][..width]),
+            })
+            .collect();
+        let verdicts = filter.tidegate_plugin_filtering().call_evaluate(&mut live.store, &batch);
+        let verdicts = verdicts.map_err(|error| fault(&live.store, &error))?;
+        Ok(verdicts.into_iter().map(Ok).collect())
+    }
+}
+
+/// Asks a transform.
+pub(super) struct Shape;
+
+impl Work for Shape {
+    type Answer = Bytes;
+
+    fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
+        let Guest::Transform(transform, interest) = &live.guest else {
+            return Err(Fault::Refused("it is no transform".into()));
+        };
+        let batch: Vec<transforming::Message<'_>> = messages
+            .iter()
+            .map(|message| transforming::Message { meta: meta(message, interest.meta), body: &message.body })
+            .collect();
+        let bodies = transform.tidegate_plugin_transforming().call_apply(&mut live.store, &batch);
+        let bodies = bodies.map_err(|error| fault(&live.store, &error))?;
+        Ok(bodies
+            .into_iter()
+            .map(|body| match body {
+                Ok(body) => checked(body, live.output_bytes),
+                Err(text) => Err(Fault::Refused(cut(&text).into())),
+            })
+            .collect())
+    }
+}
+
+fn meta(message: &Message, fields: MetaFields) -> Meta<'_> {
+    let wanted = |field, text| fields.contains(field).then_some(text);
+    let unless_empty = |text: &&str| !text.is_empty();
+    Meta {
+        tenant: wanted(MetaFields::TENANT, message.tenant.as_str()),
+        api: wanted(MetaFields::API, message.api.as_str()),
+        source: wanted(MetaFields::SOURCE, message.source.as_str()),
+        type_: wanted(MetaFields::TYPE, message.kind.as_deref().unwrap_or_default()).filter(unless_empty),
+        action: wanted(MetaFields::ACTION, message.action.as_str()),
+        time: wanted(MetaFields::TIME, &*message.time).filter(unless_empty),
+    }
+}
+
+fn body(message: &Message, form: BodyForm) -> Body<'_> {
+    match form {
+        BodyForm::None => Body::None,
+        BodyForm::Bytes => Body::Bytes(&message.body),
+        // A body is JSON text from where it is made; one that isn't has nothing to show.
+        BodyForm::Text => std::str::from_utf8(&message.body).map_or(Body::None, Body::Text),
+    }
+}
+
+fn value<'a>(found: &'a Found<'_>) -> ValueParam<'a> {
+    match found {
+        Found::Missing => ValueParam::Missing,
+        Found::Null => ValueParam::Null,
+        Found::Boolean(value) => ValueParam::Boolean(*value),
+        Found::Number(value) => ValueParam::Number(*value),
+        Found::Text(text) => ValueParam::Text(text),
+        Found::Json(text) => ValueParam::Json(text),
+    }
+}
+
+/// A body must be one JSON object on one line: anything else would break the frames that carry it.
+fn checked(body: Vec<u8>, limit: usize) -> Result<Bytes, Fault> {
+    let wrong = |what: &str| Err(Fault::Output(what.into()));
+    if body.len() > limit {
+        return wrong("a body that is too long");
+    }
+    // Without a way out of the loop it is done many bytes at a time.
+    if body.iter().fold(false, |found, &byte| found | (byte < b' ')) {
+        return wrong("a body with control characters");
+    }
+    let object = body.first() == Some(&b'{') && serde_json::from_slice::<&RawValue>(&body).is_ok();
+    if object { Ok(body.into()) } else { wrong("a body that is no JSON object") }
+}
+
+/// What an error of wasmtime means to the plugin's user. Its backtrace is left out: names in it may hold paths.
+/// Gives the next call `time`.
+fn allow(store: &mut Store<Host>, time: Duration) {
+    store.data_mut().budget = Budget::of(time);
+    store.set_epoch_deadline(Clock::ticks(time));
+}
+
+fn fault(store: &Store<Host>, error: &wasmtime::Error) -> Fault {
+    if store.data().limiter.denied {
+        return Fault::Memory;
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::Interrupt) => Fault::Deadline,
+        Some(Trap::StackOverflow | Trap::MemoryOutOfBounds) => {
+            Fault::Trap("too deep recursion or a wild pointer".into())
+        }
+        _ => {
+            let text = error.root_cause().to_string();
+            if text.contains("fuel allocated for hostcalls") {
+                return Fault::Output("more than the gateway copies".into());
+            }
+            Fault::Trap(cut(&text).into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Action, Api};
+
+    #[test]
+    fn a_plugin_sees_what_it_reads_and_the_message_has() {
+        let mut message = Message {
+            tenant: "t1".into(),
+            api: Api::Measurements,
+            action: Action::Create,
+            source: "17".into(),
+            kind: Some("a".into()),
+            time: "2026-11-30T00:00:00Z".into(),
+            body: Bytes::from_static(b"{}"),
+        };
+        let seen = |message: &Message, fields| {
+            let Meta { tenant, api, source, type_, action, time } = meta(message, fields);
+            [tenant, api, source, type_, action, time].map(|text| text.map(str::to_owned))
+        };
+        assert_eq!(seen(&message, MetaFields::empty()), [const { None }; 6]);
+        let all = ["t1", "measurements", "17", "a", "CREATE", "2026-11-30T00:00:00Z"].map(|text| Some(text.to_owned()));
+        assert_eq!(seen(&message, MetaFields::all()), all);
+        let [tenant, _, _, kind, ..] = seen(&message, MetaFields::TENANT | MetaFields::TYPE);
+        assert_eq!((tenant.as_deref(), kind.as_deref()), (Some("t1"), Some("a")));
+        (message.kind, message.time) = (None, "".into());
+        assert_eq!(seen(&message, MetaFields::TYPE | MetaFields::TIME), [const { None }; 6]);
+    }
+
+    #[test]
+    fn a_body_is_one_object_on_one_line() {
+        let check = |body: &[u8]| checked(body.to_vec(), 20);
+        assert_eq!(check(br#"{"a":"\u00e4"}"#).as_deref(), Ok(&br#"{"a":"\u00e4"}"#[..]));
+        for wrong in [&b""[..], b"[]", b"1", b"{}x", b"{", b"{\n}", b"{\"a\":\"\t\"}", b"{\"a\":\"\xff\"}", b" {}"] {
+            assert!(matches!(check(wrong), Err(Fault::Output(_))), "{wrong:?}");
+        }
+        assert!(check(br#"{"a":"0123456789ab"}"#).is_ok());
+        assert_eq!(check(br#"{"a":"0123456789abc"}"#), Err(Fault::Output("a body that is too long".into())));
+    }
+}

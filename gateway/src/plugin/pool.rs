@@ -1,0 +1,352 @@
+//! The threads that run guests. An instance always runs on the same one, so stores never move.
+
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use lru::LruCache;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use wasmtime::Engine;
+
+use super::engine::Clock;
+use super::host::Batch;
+use super::instance::{Live, Loaded, Work};
+use super::{Fault, Instance, PluginError, PluginLimits};
+use crate::message::Message;
+
+/// Host code needs its share of the stack besides the guest's: an overflow there would end the process.
+const HOST_STACK: usize = 2 << 20;
+/// The channels take their memory at once.
+const MAX_QUEUE: usize = 4096;
+/// One call gets no more messages, and no more bytes of bodies unless one message has them: it must fit into a guest.
+const CALL_MESSAGES: usize = 256;
+const CALL_BYTES: usize = 1 << 20;
+/// All tries of one call together take so many times as long as a call may.
+const TRIES: u32 = 4;
+
+type Messages = Vec<Arc<Message>>;
+type Answers<W> = Vec<Result<<W as Work>::Answer, Fault>>;
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+enum Order {
+    /// The permit is the job's place in the queue.
+    Run(Job, OwnedSemaphorePermit),
+    /// Wakes the thread up to see that the pool is stopped.
+    Stop,
+}
+
+/// The worker threads.
+pub(super) struct Pool {
+    shared: Arc<Shared>,
+    lanes: Vec<Lane>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The way to one worker. The channel has room for all permits and the order to stop, so sending never blocks.
+struct Lane {
+    permits: Arc<Semaphore>,
+    orders: SyncSender<Order>,
+}
+
+struct Shared {
+    clock: Clock,
+    limits: PluginLimits,
+    loaded: Vec<Arc<Loaded>>,
+    live: Arc<AtomicUsize>,
+    stopped: AtomicBool,
+}
+
+impl Pool {
+    pub(super) fn start(engine: &Engine, limits: &PluginLimits, loaded: Vec<Loaded>) -> Result<Self, PluginError> {
+        let failed = |error: std::io::Error| PluginError::Start(error.to_string());
+        let clock = Clock::start(engine.weak()).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            clock,
+            limits: limits.clone(),
+            loaded: loaded.into_iter().map(Arc::new).collect(),
+            live: Arc::default(),
+            stopped: AtomicBool::new(false),
+        });
+        let mut pool = Self { shared, lanes: Vec::new(), threads: Mutex::default() };
+        let workers = thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
+        for number in 0..workers {
+            pool.add(number, workers).map_err(failed)?;
+        }
+        Ok(pool)
+    }
+
+    fn add(&mut self, number: usize, workers: usize) -> std::io::Result<()> {
+        let limits = &self.shared.limits;
+        let queue = limits.queue.clamp(1, MAX_QUEUE);
+        let (orders, inbox) = sync_channel(queue + 1);
+        let bound = NonZeroUsize::new(limits.instances / workers).unwrap_or(NonZeroUsize::MIN);
+        let shared = Arc::clone(&self.shared);
+        let thread = thread::Builder::new()
+            .name(format!("tidegate-wasm-{number}"))
+            .stack_size(HOST_STACK + limits.stack_bytes)
+            .spawn(move || Worker { shared, live: LruCache::sparse(bound) }.work(&inbox))?;
+        self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
+        self.lanes.push(Lane { permits: Arc::new(Semaphore::new(queue)), orders });
+        Ok(())
+    }
+
+    /// Makes sure that a live instance accepts the settings.
+    pub(super) async fn configure(&self, instance: &Instance) -> Result<(), Fault> {
+        let lane = self.lane(instance);
+        let instance = instance.clone();
+        let answer = self.lanes[lane].submit(move |worker| worker.configure(&instance)).await?;
+        answer.await.unwrap_or(Err(Fault::Stopped))
+    }
+
+    /// Runs the batches, all those of one thread as one job.
+    pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answers<W>> {
+        let sizes: Vec<usize> = batches.iter().map(|(_, messages)| messages.len()).collect();
+        let mut shares: Vec<Vec<(usize, Instance, Messages)>> = self.lanes.iter().map(|_| Vec::new()).collect();
+        for (place, (instance, messages)) in batches.into_iter().enumerate() {
+            if !messages.is_empty() {
+                shares[self.lane(&instance)].push((place, instance, messages));
+            }
+        }
+        let mut pending = Vec::with_capacity(shares.len());
+        for (lane, share) in self.lanes.iter().zip(shares) {
+            if !share.is_empty() {
+                pending.push(lane.submit(move |worker| worker.share::<W>(share)).await);
+            }
+        }
+        let mut answers: Vec<Answers<W>> = sizes.iter().map(|_| Vec::new()).collect();
+        for answer in pending.into_iter().flatten() {
+            for (place, batch) in answer.await.unwrap_or_default() {
+                answers[place] = batch;
+            }
+        }
+        for (batch, size) in answers.iter_mut().zip(sizes) {
+            batch.resize_with(size, || Err(Fault::Stopped));
+        }
+        answers
+    }
+
+    fn lane(&self, instance: &Instance) -> usize {
+        // The upper half: the worker's own map uses the lower one.
+        (instance.0.hash >> 32) as usize % self.lanes.len()
+    }
+
+    pub(super) fn live_instances(&self) -> usize {
+        self.shared.live.load(Relaxed)
+    }
+
+    pub(super) fn stop(&self) {
+        self.shared.stopped.store(true, Relaxed);
+        for lane in &self.lanes {
+            lane.permits.close();
+            let _ = lane.orders.try_send(Order::Stop);
+        }
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            let _ = thread.join();
+        }
+        // Last, for its ticks end what the workers are at.
+        self.shared.clock.stop();
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Lane {
+    /// Waits for a place in the queue. A job that is dropped unfinished drops its answer's sender.
+    async fn submit<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Worker) -> T + Send + 'static,
+    ) -> Result<oneshot::Receiver<T>, Fault> {
+        let permit = Arc::clone(&self.permits).acquire_owned().await.map_err(|_| Fault::Stopped)?;
+        let (answer, receiver) = oneshot::channel();
+        let job = Box::new(move |worker: &mut Worker| {
+            if !answer.is_closed() {
+                let _ = answer.send(work(worker));
+            }
+        });
+        self.orders.try_send(Order::Run(job, permit)).map_err(|_| Fault::Stopped)?;
+        Ok(receiver)
+    }
+}
+
+/// What one thread owns.
+struct Worker {
+    shared: Arc<Shared>,
+    live: LruCache<Instance, Live>,
+}
+
+impl Worker {
+    fn work(mut self, inbox: &Receiver<Order>) {
+        loop {
+            let order = match self.next_expiry() {
+                None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(time) => inbox.recv_timeout(time),
+            };
+            match order {
+                _ if self.shared.stopped.load(Relaxed) => return,
+                Ok(Order::Run(job, _permit)) => self.run(job),
+                Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.drop_idle();
+        }
+    }
+
+    fn run(&mut self, job: Job) {
+        let shared = Arc::clone(&self.shared);
+        let _ticking = shared.clock.ticking();
+        if catch_unwind(AssertUnwindSafe(|| job(self))).is_err() {
+            tracing::error!("a plugin call panicked; the thread's instances are dropped");
+            self.live.clear();
+        }
+    }
+
+    fn next_expiry(&self) -> Option<Duration> {
+        let (_, oldest) = self.live.peek_lru()?;
+        Some(self.shared.limits.idle().saturating_sub(oldest.used.elapsed()))
+    }
+
+    fn drop_idle(&mut self) {
+        while self.next_expiry().is_some_and(|time| time.is_zero()) {
+            self.live.pop_lru();
+        }
+    }
+
+    fn configure(&mut self, instance: &Instance) -> Result<(), Fault> {
+        if self.live.promote(instance) {
+            return Ok(());
+        }
+        let live = self.shared.instantiate(instance, self.shared.limits.call());
+        let live = live.inspect_err(|fault| match fault {
+            Fault::Refused(_) => {} // the user's mistake, not the plugin's
+            fault => self.shared.report(instance, fault),
+        })?;
+        self.live.push(instance.clone(), live);
+        Ok(())
+    }
+
+    fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answers<W>)> {
+        share.into_iter().map(|(place, instance, messages)| (place, self.batch::<W>(&instance, messages))).collect()
+    }
+
+    fn batch<W: Work>(&mut self, instance: &Instance, messages: Messages) -> Answers<W> {
+        let started = Instant::now();
+        let messages = Arc::new(messages);
+        let mut live = self.live.pop(instance);
+        let mut answers = Vec::new();
+        for batch in calls(&messages) {
+            answers.append(&mut self.shared.call::<W>(instance, &mut live, &batch));
+        }
+        if let Some(live) = live {
+            self.live.push(instance.clone(), live);
+        }
+        self.shared.account::<W>(instance, &answers, started.elapsed());
+        answers
+    }
+}
+
+impl Shared {
+    fn instantiate(&self, instance: &Instance, time: Duration) -> Result<Live, Fault> {
+        let loaded = &self.loaded[instance.plugin() as usize];
+        Live::new(loaded, instance, &self.limits, &self.live, time)
+    }
+
+    /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message
+    /// has touched, so that only those answer for it that are to blame.
+    fn call<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, batch: &Batch) -> Answers<W> {
+        let end = Instant::now() + self.limits.call() * TRIES;
+        let fresh = live.is_none();
+        match self.attempt::<W>(instance, live, batch, end) {
+            Ok(answers) => answers,
+            Err(fault) if fresh && batch.messages().len() == 1 => vec![Err(fault)],
+            Err(fault) => {
+                // Counted and logged even if every message passes at its second try.
+                self.report(instance, &fault);
+                batch.singly().map(|single| self.alone::<W>(instance, live, &single, end)).collect()
+            }
+        }
+    }
+
+    fn alone<W: Work>(
+        &self,
+        instance: &Instance,
+        live: &mut Option<Live>,
+        single: &Batch,
+        end: Instant,
+    ) -> Result<W::Answer, Fault> {
+        *live = None;
+        let answers = self.attempt::<W>(instance, live, single, end)?;
+        answers.into_iter().next().expect("invariant: one answer for each message")
+    }
+
+    /// One call; a fault costs the live instance.
+    fn attempt<W: Work>(
+        &self,
+        instance: &Instance,
+        live: &mut Option<Live>,
+        batch: &Batch,
+        end: Instant,
+    ) -> Result<Answers<W>, Fault> {
+        let time = || {
+            let left = end.saturating_duration_since(Instant::now());
+            match (self.stopped.load(Relaxed), left) {
+                (true, _) => Err(Fault::Stopped),
+                (_, Duration::ZERO) => Err(Fault::Deadline),
+                _ => Ok(left.min(self.limits.call())),
+            }
+        };
+        let mut current = match live.take() {
+            Some(live) => live,
+            None => self.instantiate(instance, time()?)?,
+        };
+        let answers = current.call::<W>(batch, time()?)?;
+        *live = Some(current);
+        Ok(answers)
+    }
+
+    fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>, time: Duration) {
+        let plugin = instance.plugin().name();
+        metrics::counter!("tidegate_plugin_batches_total", "plugin" => plugin).increment(1);
+        metrics::counter!("tidegate_plugin_messages_total", "plugin" => plugin).increment(answers.len() as u64);
+        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        metrics::counter!("tidegate_plugin_microseconds_total", "plugin" => plugin).increment(micros);
+        for fault in answers.iter().filter_map(|answer| answer.as_ref().err()) {
+            self.report(instance, fault);
+        }
+    }
+
+    fn report(&self, instance: &Instance, fault: &Fault) {
+        let plugin = instance.plugin().name();
+        metrics::counter!("tidegate_plugin_faults_total", "plugin" => plugin, "kind" => fault.kind()).increment(1);
+        let loaded = &self.loaded[instance.plugin() as usize];
+        if let Some(suppressed) = loaded.faults.pass(Instant::now()) {
+            let (tenant, kind) = (instance.tenant(), fault.kind());
+            tracing::warn!(plugin, %tenant, kind, %fault, suppressed, "plugin fault");
+        }
+    }
+}
+
+/// Cuts a batch into calls.
+fn calls(messages: &Arc<Messages>) -> impl Iterator<Item = Batch> + use<'_> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let rest = &messages[start..];
+        let mut bytes = 0;
+        let fits = |message: &&Arc<Message>| {
+            bytes += message.body.len();
+            bytes <= CALL_BYTES
+        };
+        let count = rest.iter().take(CALL_MESSAGES).take_while(fits).count().max(1).min(rest.len());
+        let call = start..start + count;
+        start += count;
+        (!call.is_empty()).then(|| Batch::new(messages, call))
+    })
+}

@@ -1,0 +1,299 @@
+//! `tidegate serve`: puts the rooms together, runs them, and takes them apart in order.
+
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use sqlx::Row as _;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{self, App};
+use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KeyKind, Roles, SigningKey, UserRow, Users};
+use crate::auth::{generate_password, hash_password};
+use crate::backlog::Ledger;
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::dispatch::Epochs;
+use crate::http::{ConnectionLimits, Http};
+use crate::ids::ObjectIds;
+use crate::locks::KeyedLocks;
+use crate::pipeline::{Pipeline, PipelineLimits};
+use crate::platform::{Sources, inventory};
+use crate::plugin::{PluginLimits, Plugins};
+use crate::store::{Statement, Store, Value};
+use crate::subscription::Index;
+use crate::telemetry;
+use crate::writer::{Change, ConsumerLimits, Writer};
+
+/// Name of the user that the first start creates.
+const ADMIN: &str = "admin";
+/// KiB of large request bodies that may be in memory at a time.
+const BODY_BUDGET_KIB: usize = 64 << 10;
+/// How long consumers may take to close when the gateway stops.
+const CONSUMERS_WAIT: Duration = Duration::from_secs(5);
+
+/// Flags of `tidegate serve`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ServeArgs {
+    /// Configuration file (TOML); docs/configuration.md lists every key.
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Directory of the database, the keys and the compiled plugins; created if absent.
+    #[arg(long, value_name = "DIR", default_value = "tidegate-data")]
+    pub data: PathBuf,
+    /// Address of the HTTP listener (default 127.0.0.1:8080); port 0 picks a free one.
+    #[arg(long, value_name = "ADDR")]
+    pub http: Option<SocketAddr>,
+    /// Where to write, as JSON, on which addresses the gateway listens, once it does.
+    #[arg(long, value_name = "FILE")]
+    pub ready_file: Option<PathBuf>,
+}
+
+impl Default for ServeArgs {
+    fn default() -> Self {
+        Self { config: None, data: "tidegate-data".into(), http: None, ready_file: None }
+    }
+}
+
+/// Serves until SIGTERM or SIGINT.
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let mut config = Config::load(args.config.as_deref(), environment())?;
+    if let Some(addr) = args.http {
+        config.http.addr = addr;
+    }
+    let metrics = telemetry::start(&config.log)?;
+    let _lock = lock(&args.data)?;
+    let mut signals = Signals::new()?;
+    let http = Http::bind(config.http.addr)
+        .await
+        .with_context(|| format!("cannot listen on {} (http.addr or --http)", config.http.addr))?;
+    let addr = http.addr;
+    let limits = ConnectionLimits {
+        connections: config.limits.connections,
+        head: Duration::from_secs(config.limits.request_seconds),
+        dead: Duration::from_secs(config.consumer.dead_seconds),
+    };
+    let Gateway { app, writer, first_password } = build(config, &args.data, metrics).await?;
+
+    let stop = CancellationToken::new();
+    let serving = tokio::spawn(http.serve(api::router(app.clone()), limits, stop.clone()));
+    if let Some(file) = &args.ready_file {
+        write_ready_file(file, addr)?;
+    }
+    greet(addr, &args.data, first_password.as_deref())?;
+
+    signals.wait().await;
+    tracing::info!("stopping");
+    stop.cancel();
+    let stopped = tokio::select! {
+        stopped = shut_down(&app, serving, writer) => stopped,
+        () = signals.wait() => bail!("stopped at once by a second signal"),
+    };
+    stopped?;
+    tracing::info!("stopped");
+    Ok(())
+}
+
+/// What of the environment is text; nothing else can be a setting.
+fn environment() -> impl Iterator<Item = (String, String)> {
+    std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+}
+
+struct Gateway {
+    app: Arc<App>,
+    writer: tokio::task::JoinHandle<Result<(), crate::store::StoreError>>,
+    first_password: Option<String>,
+}
+
+/// Opens the store and starts the rooms, from the disk outwards.
+async fn build(
+    config: Config,
+    data: &Path,
+    metrics: metrics_exporter_prometheus::PrometheusHandle,
+) -> anyhow::Result<Gateway> {
+    let clock = Clock::system();
+    let plugins = start_plugins(&config, data);
+    let Store { writer: mut writing, readers } = Store::open(data, config.store.max_bytes)
+        .await
+        .with_context(|| format!("the database in {} could not be opened", data.display()))?;
+    let tail_bytes = config.backlog.tail_bytes;
+    let ledger = Ledger::load(&mut writing, readers.clone(), config.backlog.quota_bytes, tail_bytes).await?;
+    let (topics, bodies) = (ledger.topics(), ledger.bodies());
+    let consumer_limits =
+        ConsumerLimits { topics: config.limits.topics_per_tenant, consumers: config.limits.consumers_per_topic };
+    let (writer, writing) = Writer::spawn(writing, ledger, clock.clone(), consumer_limits);
+    let (users, first_password) = load_users(&readers, &writer).await?;
+    let sources = Sources::new(inventory::ids(&readers).await?);
+    let ids = ObjectIds::load(&readers).await?;
+    let plugins = plugins.await??;
+    let index = Arc::new(Index::default());
+    api::load_subscriptions(&readers, &plugins, &index).await?;
+    let pipeline_limits = PipelineLimits { admission: config.limits.admission, frame_bytes: config.limits.frame_bytes };
+    let app = App {
+        clock,
+        auth: Authenticator::new(users),
+        tokens: ConsumerTokens::new(&SigningKey::open(data, KeyKind::Consumer)?),
+        store: readers,
+        sources,
+        ids,
+        objects: KeyedLocks::new(),
+        pipeline: Pipeline::new(index.clone(), topics, plugins.clone(), writer.clone(), pipeline_limits),
+        index,
+        subscribing: tokio::sync::Mutex::default(),
+        plugins,
+        writer,
+        bodies,
+        epochs: Epochs::new(),
+        metrics,
+        stopping: CancellationToken::new(),
+        consumers: tokio_util::task::TaskTracker::new(),
+        body_budget: tokio::sync::Semaphore::new(BODY_BUDGET_KIB),
+        config,
+    };
+    Ok(Gateway { app: Arc::new(app), writer: writing, first_password })
+}
+
+/// Loads the plugins, and compiles them at a first start, beside everything else.
+fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow::Result<Plugins>> {
+    let settings = config.plugins.clone();
+    let cache = data.join("plugin-cache");
+    tokio::task::spawn_blocking(move || {
+        let limits = PluginLimits {
+            memory_bytes: settings.memory_bytes,
+            stack_bytes: settings.stack_bytes,
+            call_ms: settings.call_ms,
+            output_bytes: settings.output_bytes,
+            copy_bytes: settings.copy_bytes,
+            instances: settings.instances,
+            idle_seconds: settings.idle_seconds,
+            ..PluginLimits::default()
+        };
+        Ok(Plugins::start(&limits, &cache, settings.builtin_dir.as_deref())?)
+    })
+}
+
+/// Takes the data directory for this process.
+fn lock(data: &Path) -> anyhow::Result<File> {
+    let directory = || format!("the data directory {}", data.display());
+    fs::create_dir_all(data).with_context(|| format!("{} could not be created", directory()))?;
+    let file = File::create(data.join("lock")).with_context(|| format!("{} cannot be written", directory()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => bail!("{} is in use by another gateway", directory()),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("{} cannot be locked", directory())),
+    }
+}
+
+/// The users; the first start makes the administrator and returns its password, if it was not given.
+async fn load_users(store: &sqlx::SqlitePool, writer: &Writer) -> anyhow::Result<(Users, Option<String>)> {
+    let rows = sqlx::query("SELECT tenant, name, hash, roles FROM user").fetch_all(store).await?;
+    let mut users = Vec::with_capacity(rows.len());
+    for row in rows {
+        users.push(UserRow {
+            tenant: row.try_get::<&str, _>(0)?.into(),
+            name: row.try_get(1)?,
+            hash: row.try_get(2)?,
+            roles: row.try_get::<&str, _>(3)?.parse()?,
+        });
+    }
+    if !users.is_empty() {
+        return Ok((Users::load(users)?, None));
+    }
+    let given = std::env::var("TIDEGATE_ADMIN_PASSWORD").ok().filter(|password| !password.is_empty());
+    let made = if given.is_none() { Some(generate_password()) } else { None };
+    let password = given.or_else(|| made.clone()).unwrap_or_default();
+    let hash = tokio::task::spawn_blocking(move || hash_password(&password)).await??;
+    let admin = UserRow { tenant: DEFAULT_TENANT.into(), name: ADMIN.into(), hash, roles: Roles::all() };
+    let text = |text: &str| Value::Text(text.to_owned());
+    let values =
+        vec![text(admin.tenant.as_str()), text(&admin.name), text(&admin.hash), text(&admin.roles.to_string())];
+    let statement = Statement { sql: "INSERT INTO user(tenant, name, hash, roles) VALUES (?, ?, ?, ?)", values };
+    writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
+    Ok((Users::load([admin])?, made))
+}
+
+/// Stops in the order of the line: producers, turns, consumers, disk.
+async fn shut_down(
+    app: &App,
+    serving: tokio::task::JoinHandle<()>,
+    writer: tokio::task::JoinHandle<Result<(), crate::store::StoreError>>,
+) -> anyhow::Result<()> {
+    serving.await?;
+    app.pipeline.drain().await;
+    app.stopping.cancel();
+    app.consumers.close();
+    if tokio::time::timeout(CONSUMERS_WAIT, app.consumers.wait()).await.is_err() {
+        tracing::warn!("some consumers did not close in time");
+    }
+    app.writer.stop().await;
+    app.store.close().await;
+    writer.await?.context("the database could not be closed")?;
+    app.plugins.stop();
+    Ok(())
+}
+
+/// Writes the addresses in one step, so that nobody reads half a file.
+fn write_ready_file(file: &Path, http: SocketAddr) -> anyhow::Result<()> {
+    let mut name = file.as_os_str().to_owned();
+    name.push(".tmp");
+    let unfinished = PathBuf::from(name);
+    fs::write(&unfinished, format!("{}\n", serde_json::json!({"http": http.to_string()})))
+        .and_then(|()| fs::rename(&unfinished, file))
+        .with_context(|| format!("the ready file {} could not be written", file.display()))
+}
+
+/// Tells where the gateway listens; at the first start, what to paste to see it work.
+fn greet(http: SocketAddr, data: &Path, first_password: Option<&str>) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let version = env!("CARGO_PKG_VERSION");
+    writeln!(out, "Tidegate {version} serves http://{http} with its data in {}", data.display())?;
+    if let Some(password) = first_password {
+        let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
+        writeln!(out, "{}", first_lines(http, password, &program))?;
+    }
+    out.flush()
+}
+
+fn first_lines(http: SocketAddr, password: &str, program: &str) -> String {
+    format!(
+        r#"
+This is the first start. User {DEFAULT_TENANT}/{ADMIN} has the password {password} (it is not shown again).
+To see a message pass, paste this into a second terminal, in the same directory:
+
+  export TIDEGATE_URL=http://{http} TIDEGATE_USER={DEFAULT_TENANT}/{ADMIN} TIDEGATE_PASSWORD={password}
+  export DEVICE=$(curl -s -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Accept: application/json' \
+    -d '{{"name":"pump 1","c8y_IsDevice":{{}}}}' "$TIDEGATE_URL/inventory/managedObjects" | sed 's/^{{"id":"\([0-9]*\)".*/\1/')
+  {program} listen --subscription pumps --subscriber me --subscribe --source "$DEVICE" --apis measurements --count 0
+  curl -s -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Content-Type: application/json' \
+    -d '{{"source":{{"id":"'"$DEVICE"'"}},"type":"temperature","time":"'"$(date -u +%FT%TZ)"'","c8y_Temperature":{{"T":{{"value":21.5,"unit":"C"}}}}}}' \
+    "$TIDEGATE_URL/measurement/measurements" && echo
+  {program} listen --subscription pumps --subscriber me
+
+The measurement waited on disk until the consumer 'me' came back and acknowledged it. Stop the listener with Ctrl-C.
+"#
+    )
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The disk: one SQLite file with a single writing connection and a small pool of readers.
+//!
+//! In: a [`Transaction`], all rows of one commit. Out: committed, or a [`StoreError`] and nothing written.
+//! This room knows SQL and files; it does not know what the rows mean to anybody.
+
+mod transaction;
+
+use std::path::Path;
+use std::time::Duration;
+
+use sqlx::sqlite::{
+    SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqlitePool};
+
+pub use transaction::{MeasurementRow, MessageRow, Statement, Transaction, Value};
+
+/// Name of the database file in the data directory.
+pub const FILE_NAME: &str = "tidegate.db";
+
+/// Size of a database page in bytes, fixed when the file is created.
+const PAGE_BYTES: u32 = 4096;
+
+static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations");
+
+/// Why the disk did not take or give something.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// `store.max_bytes` or the disk is full.
+    #[error("the store is full")]
+    Full(#[source] sqlx::Error),
+    /// The file was written by a newer version of the gateway.
+    #[error("the database was written by a newer version of Tidegate; start that version, or restore a backup")]
+    Newer,
+    /// Anything else that SQLite reports.
+    #[error("the database failed")]
+    Database(#[source] sqlx::Error),
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(error: sqlx::Error) -> Self {
+        // SQLITE_FULL is 13, extended codes keep it in the low byte.
+        let full = error
+            .as_database_error()
+            .and_then(sqlx::error::DatabaseError::code)
+            .and_then(|code| code.parse::<u32>().ok())
+            .is_some_and(|code| code & 0xff == 13);
+        if full { Self::Full(error) } else { Self::Database(error) }
+    }
+}
+
+/// An open database: the one writing connection and the readers.
+pub struct Store {
+    /// Only the writer's task uses it.
+    pub writer: Writing,
+    /// Read-only connections for short statements; a long read would keep the WAL from being reused.
+    pub readers: SqlitePool,
+}
+
+/// The connection that writes. Commits are durable: WAL with `synchronous=FULL`.
+pub struct Writing {
+    connection: SqliteConnection,
+}
+
+impl Store {
+    /// Opens the database in `dir`, creating or migrating it as needed. `max_bytes` bounds the file.
+    pub async fn open(dir: &Path, max_bytes: u64) -> Result<Self, StoreError> {
+        let file = dir.join(FILE_NAME);
+        let options = SqliteConnectOptions::new()
+            .filename(&file)
+            .foreign_keys(false)
+            .busy_timeout(Duration::from_secs(5))
+            .statement_cache_capacity(256)
+            .disable_statement_logging();
+        let mut connection = options
+            .clone()
+            .create_if_missing(true)
+            .page_size(PAGE_BYTES)
+            .auto_vacuum(SqliteAutoVacuum::Incremental)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .pragma("wal_autocheckpoint", "1000")
+            .pragma("cache_size", "-8000")
+            .pragma("temp_store", "MEMORY")
+            .pragma("max_page_count", (max_bytes / u64::from(PAGE_BYTES)).to_string())
+            .connect()
+            .await?;
+        MIGRATIONS.run(&mut connection).await.map_err(|error| match error {
+            sqlx::migrate::MigrateError::VersionMissing(_) | sqlx::migrate::MigrateError::VersionTooNew(..) => {
+                StoreError::Newer
+            }
+            sqlx::migrate::MigrateError::Execute(error) => error.into(),
+            other => StoreError::Database(sqlx::Error::Migrate(Box::new(other))),
+        })?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(2)
+            .min_connections(0)
+            .connect_lazy_with(options.read_only(true).pragma("cache_size", "-4000").pragma("temp_store", "MEMORY"));
+        Ok(Self { writer: Writing { connection }, readers })
+    }
+}
+
+impl Writing {
+    /// Commits all rows of `transaction` in one round trip to the database, or none of them.
+    ///
+    /// The future must be driven to its end: dropped halfway it would leave the transaction open.
+    pub async fn commit(&mut self, transaction: &Transaction) -> Result<(), StoreError> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        match transaction.query().execute(&mut self.connection).await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                // Fails harmlessly when SQLite has rolled back by itself.
+                let _ = self.connection.execute("ROLLBACK").await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// For the reads of a start, before anything else uses the connection.
+    pub fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.connection
+    }
+
+    /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
+    /// for the file system's journal.
+    pub async fn warm_up(&mut self) -> Result<(), StoreError> {
+        self.connection
+            .execute(
+                "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB); INSERT INTO warm_up VALUES (zeroblob(4200000));
+                 DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum",
+            )
+            .await?;
+        Ok(())
+    }
+
+    /// Moves the WAL into the database file and closes it.
+    pub async fn close(mut self) -> Result<(), StoreError> {
+        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
+        self.connection.close().await?;
+        Ok(())
+    }
+}

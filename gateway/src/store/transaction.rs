@@ -1,0 +1,181 @@
+//! All rows of one commit, sent to SQLite as one multi-statement query.
+//!
+//! One round trip costs the same for one row and for a thousand: the bodies travel in one blob, and `json_each` unpacks
+//! the rows. The text depends only on which kinds of rows there are, so it is prepared once.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+use sqlx::query::Query;
+use sqlx::sqlite::SqliteArguments;
+use sqlx::{AssertSqlSafe, Sqlite};
+
+/// A value bound to a [`Statement`].
+#[derive(Clone, Debug)]
+pub enum Value {
+    /// NULL.
+    Null,
+    /// An integer.
+    Int(i64),
+    /// A text.
+    Text(String),
+    /// A blob.
+    Blob(Bytes),
+}
+
+/// A row change that is too rare to deserve a shape of its own.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    /// One statement with a bare `?` for each value.
+    pub sql: &'static str,
+    /// What is bound, in order.
+    pub values: Vec<Value>,
+}
+
+/// A row of `measurement`.
+#[derive(Clone, Debug)]
+pub struct MeasurementRow {
+    /// Object id.
+    pub id: u64,
+    /// Owner.
+    pub tenant: crate::message::Tenant,
+    /// Id of the managed object that it belongs to.
+    pub source: u64,
+    /// `type`.
+    pub kind: Box<str>,
+    /// `time` in ms since the epoch.
+    pub time_ms: i64,
+    /// JSON members on one line.
+    pub body: Bytes,
+}
+
+/// A row of `msg`.
+#[derive(Clone, Debug)]
+pub struct MessageRow {
+    /// Message id.
+    pub id: u64,
+    /// Row id of its topic.
+    pub topic: i64,
+    /// The frame without what a delivery adds.
+    pub body: Bytes,
+}
+
+/// The rows of one commit.
+#[derive(Debug, Default)]
+pub struct Transaction {
+    /// Time of the messages' admission, ms since the epoch.
+    pub now_ms: i64,
+    /// Single statements, run first and in order.
+    pub statements: Vec<Statement>,
+    /// New measurements.
+    pub measurements: Vec<MeasurementRow>,
+    /// New messages.
+    pub messages: Vec<MessageRow>,
+    /// Consumer row id, `hi`, holes.
+    pub cursors: Vec<(i64, u64, Vec<u64>)>,
+    /// Ids of messages that nobody needs any more.
+    pub freed: Vec<u64>,
+}
+
+impl Transaction {
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.statements.is_empty()
+            && self.measurements.is_empty()
+            && self.messages.is_empty()
+            && self.cursors.is_empty()
+            && self.freed.is_empty()
+    }
+
+    /// The whole transaction as one query. Bare `?` take the arguments statement by statement.
+    pub(super) fn query(&self) -> Query<'static, Sqlite, SqliteArguments> {
+        let mut sql = String::from("BEGIN IMMEDIATE;");
+        for statement in &self.statements {
+            sql.push_str(statement.sql);
+            sql.push(';');
+        }
+        if !self.measurements.is_empty() {
+            sql.push_str(
+                "INSERT INTO measurement(id, tenant, source, type, time, body)
+                 SELECT value->>0, value->>1, value->>2, value->>3, value->>4, substr(?, (value->>5) + 1, value->>6)
+                 FROM json_each(?);",
+            );
+        }
+        if !self.messages.is_empty() {
+            sql.push_str(
+                "INSERT INTO msg(id, topic, ts, body)
+                 SELECT value->>0, value->>1, ?, substr(?, (value->>2) + 1, value->>3) FROM json_each(?);",
+            );
+        }
+        if !self.cursors.is_empty() {
+            sql.push_str(
+                "UPDATE cursor SET hi = e.value->>1, holes = e.value->2 FROM json_each(?) AS e
+                 WHERE consumer = e.value->>0;",
+            );
+        }
+        if !self.freed.is_empty() {
+            sql.push_str("DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?));");
+        }
+        sql.push_str("COMMIT");
+        self.bind(sqlx::query(AssertSqlSafe(sql)))
+    }
+
+    fn bind(&self, mut query: Query<'static, Sqlite, SqliteArguments>) -> Query<'static, Sqlite, SqliteArguments> {
+        for value in self.statements.iter().flat_map(|statement| &statement.values) {
+            query = match value {
+                Value::Null => query.bind(None::<i64>),
+                Value::Int(number) => query.bind(*number),
+                Value::Text(text) => query.bind(text.clone()),
+                Value::Blob(bytes) => query.bind(bytes.to_vec()),
+            };
+        }
+        if !self.measurements.is_empty() {
+            let (blob, rows) = self.pack_measurements();
+            query = query.bind(blob).bind(rows);
+        }
+        if !self.messages.is_empty() {
+            let (blob, rows) = self.pack_messages();
+            query = query.bind(self.now_ms).bind(blob).bind(rows);
+        }
+        if !self.cursors.is_empty() {
+            query = query.bind(json(&self.cursors));
+        }
+        if !self.freed.is_empty() {
+            query = query.bind(json(&self.freed));
+        }
+        query
+    }
+
+    fn pack_measurements(&self) -> (Vec<u8>, String) {
+        let mut blob = Vec::with_capacity(self.measurements.iter().map(|row| row.body.len()).sum());
+        let rows: Vec<_> = self
+            .measurements
+            .iter()
+            .map(|row| {
+                let offset = blob.len();
+                blob.extend_from_slice(&row.body);
+                (row.id, row.tenant.as_str(), row.source, &*row.kind, row.time_ms, offset, row.body.len())
+            })
+            .collect();
+        let rows = json(&rows);
+        (blob, rows)
+    }
+
+    fn pack_messages(&self) -> (Vec<u8>, String) {
+        let mut blob = Vec::with_capacity(self.messages.iter().map(|row| row.body.len()).sum());
+        let mut rows = String::with_capacity(self.messages.len() * 32);
+        rows.push('[');
+        for (index, row) in self.messages.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            let _ = write!(rows, "{comma}[{},{},{},{}]", row.id, row.topic, blob.len(), row.body.len());
+            blob.extend_from_slice(&row.body);
+        }
+        rows.push(']');
+        (blob, rows)
+    }
+}
+
+fn json(rows: &impl serde::Serialize) -> String {
+    serde_json::to_string(rows).expect("invariant: numbers and texts always serialize")
+}

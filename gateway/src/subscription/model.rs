@@ -1,0 +1,340 @@
+//! The subscription as clients write it (seed 000, "Creating subscriptions"; Notifications 2.0 OpenAPI).
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::json::Invalid;
+use crate::message::{Action, Api, Message};
+
+/// Longest `subscription` name, in characters.
+const NAME_CHARS: usize = 255;
+
+/// `context`: what kind of messages a subscription may forward.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Context {
+    /// Messages of one managed object.
+    Mo,
+    /// Messages of the whole tenant.
+    Tenant,
+}
+
+/// A subscription: it forwards the messages that it matches to the topic `subscription`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Subscription {
+    /// Object id.
+    pub id: u64,
+    /// See [`Context`].
+    pub context: Context,
+    /// Id of the managed object; set if and only if the context is `mo`.
+    pub source: Option<u64>,
+    /// Name of the topic.
+    pub subscription: String,
+    /// Which APIs' messages; `None` or `["*"]` for all.
+    pub apis: Option<Vec<String>>,
+    /// The expression over `type`, as written; the plugin `type-filter` understands it.
+    pub type_filter: Option<String>,
+    /// What is left of a body besides the standard properties; the plugin `fragments-to-copy` cuts it.
+    pub fragments_to_copy: Option<Vec<String>>,
+}
+
+impl Subscription {
+    /// Reads a create request. The id is left 0.
+    ///
+    /// JSON null counts as absent; both spellings of the filter are accepted (`subscriptionFilter` with `typeFilter`,
+    /// and `filter` with `type` as in the examples of seed 000); members that the server sets are ignored, unknown ones
+    /// are refused by name.
+    pub fn parse(body: &[u8]) -> Result<Self, Invalid> {
+        let value: Value = serde_json::from_slice(body).map_err(|error| Invalid::new("", error.to_string()))?;
+        let mut members = object("", value)?;
+        for set_by_server in ["id", "self"] {
+            members.remove(set_by_server);
+        }
+        let context = match text(&mut members, "context", "context")?.as_deref() {
+            Some("mo") => Context::Mo,
+            Some("tenant") => Context::Tenant,
+            Some(_) => return Err(Invalid::new("context", "must be 'mo' or 'tenant'")),
+            None => return Err(missing("context")),
+        };
+        let subscription =
+            text(&mut members, "subscription", "subscription")?.ok_or_else(|| missing("subscription"))?;
+        check_name("subscription", &subscription)?;
+        let source = parse_source(&mut members, context)?;
+        if boolean(&mut members, "nonPersistent")?.unwrap_or(false) {
+            return Err(Invalid::new("nonPersistent", "non-persistent subscriptions are not supported yet"));
+        }
+        let (apis, type_filter) = parse_filter(&mut members, context)?;
+        let fragments_to_copy = texts(&mut members, "fragmentsToCopy", "fragmentsToCopy")?.filter(|f| !f.is_empty());
+        if let Some(unknown) = members.keys().next() {
+            return Err(Invalid::new(unknown, "is not a known member of a subscription"));
+        }
+        Ok(Self { id: 0, context, source, subscription, apis, type_filter, fragments_to_copy })
+    }
+
+    /// Whether tenant, API, action and source of `message` are what this subscription wants.
+    ///
+    /// In `mo` context an object's own creation can never be forwarded, in `tenant` context nothing but creations of
+    /// managed objects; tenant-wide measurements have to be named, `*` does not include them.
+    #[must_use]
+    pub fn wants(&self, message: &Message) -> bool {
+        let named = |api: Api| self.apis.as_ref().is_some_and(|apis| apis.iter().any(|name| name == api.as_str()));
+        let wildcard = self.apis.as_ref().is_none_or(|apis| apis.iter().any(|name| name == "*"));
+        match (self.context, message.api, message.action) {
+            (Context::Mo, Api::ManagedObjects, Action::Create) => false,
+            (Context::Mo, api, _) => wildcard || named(api),
+            (Context::Tenant, Api::ManagedObjects, action) => {
+                action == Action::Create && (wildcard || named(Api::ManagedObjects))
+            }
+            (Context::Tenant, Api::Measurements, _) => named(Api::Measurements),
+        }
+    }
+
+    /// Whether a second one like this would be a duplicate. Filters do not count.
+    #[must_use]
+    pub fn duplicates(&self, other: &Self) -> bool {
+        (self.context, self.source, &self.subscription) == (other.context, other.source, &other.subscription)
+    }
+
+    /// The subscription as clients see it.
+    #[must_use]
+    pub fn render(&self, base_url: &str) -> Value {
+        let mut out = Map::new();
+        let mut set = |name: &str, value: Value| out.insert(name.to_owned(), value);
+        set("id", self.id.to_string().into());
+        set("self", format!("{base_url}/notification2/subscriptions/{}", self.id).into());
+        if let Some(source) = self.source {
+            let url = format!("{base_url}/inventory/managedObjects/{source}");
+            set("source", serde_json::json!({"id": source.to_string(), "self": url}));
+        }
+        set("context", if self.context == Context::Mo { "mo" } else { "tenant" }.into());
+        set("subscription", self.subscription.clone().into());
+        if self.apis.is_some() || self.type_filter.is_some() {
+            let mut filter = Map::new();
+            if let Some(apis) = &self.apis {
+                filter.insert("apis".to_owned(), apis.clone().into());
+            }
+            if let Some(type_filter) = &self.type_filter {
+                filter.insert("typeFilter".to_owned(), type_filter.clone().into());
+            }
+            set("subscriptionFilter", filter.into());
+        }
+        if let Some(fragments) = &self.fragments_to_copy {
+            set("fragmentsToCopy", fragments.clone().into());
+        }
+        set("nonPersistent", false.into());
+        out.into()
+    }
+}
+
+/// Names of topics and consumers are ASCII letters and digits, so that tokens survive every base64 decoder.
+pub fn check_name(field: &str, name: &str) -> Result<(), Invalid> {
+    if name.is_empty() {
+        Err(Invalid::new(field, "must not be empty"))
+    } else if name.len() > NAME_CHARS {
+        Err(Invalid::new(field, format!("must have at most {NAME_CHARS} characters")))
+    } else if !name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        Err(Invalid::new(field, "must consist of the letters a-z and A-Z and digits"))
+    } else {
+        Ok(())
+    }
+}
+
+fn parse_source(members: &mut Map<String, Value>, context: Context) -> Result<Option<u64>, Invalid> {
+    let source = match (take(members, "source"), context) {
+        (None, Context::Tenant) => return Ok(None),
+        (None, Context::Mo) => return Err(missing("source.id")),
+        (Some(_), Context::Tenant) => return Err(Invalid::new("source", "is only for the context 'mo'")),
+        (Some(source), Context::Mo) => source,
+    };
+    let mut source = object("source", source)?;
+    source.remove("name");
+    source.remove("self");
+    let id = match take(&mut source, "id") {
+        None => return Err(missing("source.id")),
+        Some(Value::String(text)) => text.parse().ok(),
+        Some(Value::Number(number)) => number.as_u64(),
+        Some(_) => None,
+    };
+    if let Some(unknown) = source.keys().next() {
+        return Err(Invalid::new(&format!("source.{unknown}"), "is not a known member of a source"));
+    }
+    id.map(Some).ok_or_else(|| Invalid::new("source.id", "must be the id of a managed object"))
+}
+
+type Filter = (Option<Vec<String>>, Option<String>);
+
+fn parse_filter(members: &mut Map<String, Value>, context: Context) -> Result<Filter, Invalid> {
+    let (name, filter) = match (take(members, "subscriptionFilter"), take(members, "filter")) {
+        (None, None) => return Ok((None, None)),
+        (Some(filter), None) => ("subscriptionFilter", filter),
+        (None, Some(filter)) => ("filter", filter),
+        (Some(_), Some(_)) => return Err(Invalid::new("filter", "must not stand beside 'subscriptionFilter'")),
+    };
+    let mut filter = object(name, filter)?;
+    let apis = texts(&mut filter, "apis", &format!("{name}.apis"))?;
+    if let Some(apis) = &apis {
+        check_apis(apis, context).map_err(|reason| Invalid::new(&format!("{name}.apis"), reason))?;
+    }
+    let long = text(&mut filter, "typeFilter", &format!("{name}.typeFilter"))?;
+    let short = text(&mut filter, "type", &format!("{name}.type"))?;
+    if long.is_some() && short.is_some() {
+        return Err(Invalid::new(&format!("{name}.type"), "must not stand beside 'typeFilter'"));
+    }
+    if let Some(unknown) = filter.keys().next() {
+        return Err(Invalid::new(&format!("{name}.{unknown}"), "is not a known member of a filter"));
+    }
+    Ok((apis, long.or(short)))
+}
+
+fn check_apis(apis: &[String], context: Context) -> Result<(), String> {
+    if apis.is_empty() {
+        return Err("must name at least one API".to_owned());
+    }
+    for api in apis {
+        match api.as_str() {
+            "*" if apis.len() > 1 => return Err("'*' must stand alone".to_owned()),
+            "*" | "measurements" | "managedobjects" => {}
+            "alarmsWithChildren" | "eventsWithChildren" if context == Context::Tenant => {
+                return Err(format!("'{api}' is only for the context 'mo'"));
+            }
+            "alarms" | "events" | "operations" | "alarmsWithChildren" | "eventsWithChildren" => {
+                return Err(format!("'{api}' is not supported yet"));
+            }
+            _ => return Err(format!("'{api}' is not a known API")),
+        }
+    }
+    Ok(())
+}
+
+fn missing(field: &str) -> Invalid {
+    Invalid::new("", format!("Following mandatory fields should be included: {field}"))
+}
+
+/// JSON null is absent.
+fn take(members: &mut Map<String, Value>, name: &str) -> Option<Value> {
+    members.remove(name).filter(|value| !value.is_null())
+}
+
+fn object(field: &str, value: Value) -> Result<Map<String, Value>, Invalid> {
+    match value {
+        Value::Object(members) => Ok(members),
+        _ => Err(Invalid::new(field, "must be an object")),
+    }
+}
+
+fn text(members: &mut Map<String, Value>, name: &str, field: &str) -> Result<Option<String>, Invalid> {
+    match take(members, name) {
+        None => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text)),
+        Some(_) => Err(Invalid::new(field, "must be a string")),
+    }
+}
+
+fn texts(members: &mut Map<String, Value>, name: &str, field: &str) -> Result<Option<Vec<String>>, Invalid> {
+    let Some(value) = take(members, name) else { return Ok(None) };
+    serde_json::from_value(value).map(Some).map_err(|_| Invalid::new(field, "must be an array of strings"))
+}
+
+fn boolean(members: &mut Map<String, Value>, name: &str) -> Result<Option<bool>, Invalid> {
+    match take(members, name) {
+        None => Ok(None),
+        Some(Value::Bool(value)) => Ok(Some(value)),
+        Some(_) => Err(Invalid::new(name, "must be true or false")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn refused(body: &str) -> String {
+        Subscription::parse(body.as_bytes()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn both_spellings_of_the_filter_mean_the_same() {
+        let platform = r#"{"context":"mo","subscription":"s","source":{"id":"2468"},
+            "subscriptionFilter":{"apis":["measurements"],"typeFilter":"'a'"}}"#;
+        let seed = r#"{"context":"mo","subscription":"s","source":{"id":2468,"name":"x","self":"y"},
+            "filter":{"apis":["measurements"],"type":"'a'"},"id":"1","self":"z","fragmentsToCopy":null}"#;
+        assert_eq!(Subscription::parse(platform.as_bytes()).unwrap(), Subscription::parse(seed.as_bytes()).unwrap());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (body, expected) in [
+            ("[]", "must be an object"),
+            (r#"{"subscription":"s"}"#, "mandatory fields should be included: context"),
+            (r#"{"context":"x","subscription":"s"}"#, "context: must be 'mo' or 'tenant'"),
+            (r#"{"context":"tenant"}"#, "mandatory fields should be included: subscription"),
+            (r#"{"context":"tenant","subscription":"a b"}"#, "subscription: must consist of"),
+            (r#"{"context":"mo","subscription":"s"}"#, "mandatory fields should be included: source.id"),
+            (r#"{"context":"mo","subscription":"s","source":{"id":"x"}}"#, "source.id: must be the id"),
+            (r#"{"context":"tenant","subscription":"s","source":{"id":"1"}}"#, "source: is only for"),
+            (r#"{"context":"tenant","subscription":"s","colour":1}"#, "colour: is not a known member"),
+            (
+                r#"{"context":"tenant","subscription":"s","filter":{},"subscriptionFilter":{}}"#,
+                "filter: must not stand",
+            ),
+            (
+                r#"{"context":"tenant","subscription":"s","filter":{"type":"a","typeFilter":"a"}}"#,
+                "filter.type: must not",
+            ),
+            (
+                r#"{"context":"tenant","subscription":"s","filter":{"apis":["*","measurements"]}}"#,
+                "'*' must stand alone",
+            ),
+            (
+                r#"{"context":"tenant","subscription":"s","filter":{"apis":["eventsWithChildren"]}}"#,
+                "only for the context",
+            ),
+            (r#"{"context":"tenant","subscription":"s","filter":{"apis":["audits"]}}"#, "'audits' is not a known API"),
+            (r#"{"context":"tenant","subscription":"s","filter":{"apis":"*"}}"#, "filter.apis: must be an array"),
+            (r#"{"context":"tenant","subscription":"s","fragmentsToCopy":[1]}"#, "fragmentsToCopy: must be an array"),
+            (r#"{"context":"tenant","subscription":"s","nonPersistent":1}"#, "nonPersistent: must be true or false"),
+        ] {
+            let text = refused(body);
+            assert!(text.contains(expected), "{body}: {text}");
+        }
+        let long = format!(r#"{{"context":"tenant","subscription":"{}"}}"#, "a".repeat(NAME_CHARS + 1));
+        assert!(refused(&long).contains("at most 255 characters"));
+    }
+
+    #[test]
+    fn the_table_of_contexts_and_apis() {
+        let message = |api, action| Message {
+            tenant: "t".into(),
+            api,
+            action,
+            source: "1".into(),
+            kind: None,
+            time: "".into(),
+            body: bytes::Bytes::new(),
+        };
+        let all = [
+            (Api::ManagedObjects, Action::Create),
+            (Api::ManagedObjects, Action::Update),
+            (Api::ManagedObjects, Action::Delete),
+            (Api::Measurements, Action::Create),
+        ];
+        for (context, apis, expected) in [
+            ("mo", r#"["*"]"#, [false, true, true, true]),
+            ("mo", "null", [false, true, true, true]),
+            ("mo", r#"["measurements"]"#, [false, false, false, true]),
+            ("mo", r#"["managedobjects"]"#, [false, true, true, false]),
+            ("tenant", r#"["*"]"#, [true, false, false, false]),
+            ("tenant", "null", [true, false, false, false]),
+            ("tenant", r#"["measurements"]"#, [false, false, false, true]),
+            ("tenant", r#"["measurements","managedobjects"]"#, [true, false, false, true]),
+        ] {
+            let source = if context == "mo" { r#","source":{"id":"1"}"# } else { "" };
+            let body = format!(
+                r#"{{"context":"{context}","subscription":"s"{source},"subscriptionFilter":{{"apis":{apis}}}}}"#
+            );
+            let subscription = Subscription::parse(body.as_bytes()).unwrap();
+            let wanted = all.map(|(api, action)| subscription.wants(&message(api, action)));
+            assert_eq!(wanted, expected, "{context} {apis}");
+        }
+    }
+}

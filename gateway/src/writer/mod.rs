@@ -1,0 +1,381 @@
+//! The single writer: commands in, one commit for as many of them as are waiting, answers after the commit.
+//!
+//! ```text
+//! commands ─▶ collect ─▶ Ledger stages ─▶ Store commits ─▶ Ledger follows, consumers wake ─▶ answers
+//! ```
+//! There is no timer on the way of a producer: a batch is what has queued up while the last one was committed. Only
+//! acknowledgements without company wait up to [`SETTLE_WAIT`] for more (they need no answer).
+//! If a batch fails, its commands are committed one at a time, so that only the culprit gets the error.
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
+use tokio::time::{Instant, timeout_at};
+
+use crate::backlog::{Attached, Busy, Ledger, Record, Rejected, Staged, Topic, TopicKey};
+use crate::clock::Clock;
+use crate::store::{MeasurementRow, Statement, StoreError, Writing};
+
+/// Commands that wait; beyond that their senders wait.
+const QUEUE: usize = 1024;
+/// What one commit takes at most.
+const BATCH_COMMANDS: usize = 1024;
+/// Bytes of bodies that one commit takes before it stops collecting.
+const BATCH_BYTES: usize = 4 << 20;
+/// How long acknowledgements wait for company.
+const SETTLE_WAIT: Duration = Duration::from_millis(10);
+/// How long the writer must have been idle before it does housekeeping.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// Everything that one request writes; all of it or, but for the messages over a quota, nothing.
+#[derive(Default)]
+pub struct Change {
+    /// Rows of the control plane and of objects that are changed in place.
+    pub statements: Vec<Statement>,
+    /// New measurements.
+    pub measurements: Vec<MeasurementRow>,
+    /// New messages.
+    pub records: Vec<Record>,
+}
+
+/// Why a request was not carried out as asked. Unless it says otherwise, nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A topic's backlog is full: objects are stored, but no message was appended.
+    #[error(transparent)]
+    Rejected(#[from] Rejected),
+    /// A frame would pass `limits.frame_bytes`.
+    #[error("the message for topic '{topic}' would have {bytes} bytes, at most {limit} are allowed")]
+    FrameTooLarge {
+        /// Name of the topic.
+        topic: String,
+        /// Size of the frame.
+        bytes: usize,
+        /// `limits.frame_bytes`.
+        limit: usize,
+    },
+    /// A plugin of a subscription could not judge or shape the message.
+    #[error("a plugin of subscription '{subscription}' failed: {reason}")]
+    Plugin {
+        /// Id of the subscription.
+        subscription: u64,
+        /// What the plugin did.
+        reason: String,
+    },
+    /// The disk is full: make room, then try again.
+    #[error("the store is full")]
+    Full,
+    /// The database refused.
+    #[error("the store failed")]
+    Failed,
+    /// The gateway is stopping.
+    #[error("the gateway is stopping")]
+    Stopping,
+}
+
+/// Why a consumer cannot connect.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum AttachError {
+    /// Another connection holds the exclusive consumer.
+    #[error("the consumer is connected already")]
+    Busy,
+    /// `limits.topics_per_tenant` or the consumers of one topic.
+    #[error("too many {0}")]
+    TooMany(&'static str),
+    /// The commit that was to create the consumer failed.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+}
+
+/// Sends commands to the writer. Cheap to clone.
+#[derive(Clone)]
+pub struct Writer {
+    commands: mpsc::Sender<Command>,
+}
+
+/// Where the outcome of a change goes, once it is on disk.
+pub type Answer = oneshot::Sender<Result<(), Refused>>;
+
+enum Command {
+    Changes { changes: Vec<(Change, Answer)>, place: Option<OwnedSemaphorePermit> },
+    Settle { topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64> },
+    Attach { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<Attached, AttachError>> },
+    Unsubscribe { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<bool, Refused>> },
+    Stop,
+}
+
+/// Bounds on what consumers may create.
+#[derive(Clone, Copy, Debug)]
+pub struct ConsumerLimits {
+    /// Topics of one tenant.
+    pub topics: usize,
+    /// Consumers of one topic.
+    pub consumers: usize,
+}
+
+impl Writer {
+    /// Starts the writer's task. It ends, with the database closed, after [`Writer::stop`].
+    pub fn spawn(
+        writing: Writing,
+        ledger: Ledger,
+        clock: Clock,
+        limits: ConsumerLimits,
+    ) -> (Self, tokio::task::JoinHandle<Result<(), StoreError>>) {
+        let (commands, queue) = mpsc::channel(QUEUE);
+        let worker = Worker { writing, ledger, clock, limits, queue, held: None, places: Vec::new(), warm: false };
+        (Self { commands }, tokio::spawn(worker.run()))
+    }
+
+    /// Queues the changes of one turn, in order. Returns when they are queued; the answers follow the commit.
+    /// `place` is given back after the commit.
+    pub async fn changes(&self, changes: Vec<(Change, Answer)>, place: Option<OwnedSemaphorePermit>) {
+        if let Err(mpsc::error::SendError(Command::Changes { changes, .. })) =
+            self.commands.send(Command::Changes { changes, place }).await
+        {
+            for (_, answer) in changes {
+                let _ = answer.send(Err(Refused::Stopping));
+            }
+        }
+    }
+
+    /// Commits one change.
+    pub async fn commit(&self, change: Change) -> Result<(), Refused> {
+        let (answer, receipt) = oneshot::channel();
+        self.changes(vec![(change, answer)], None).await;
+        receipt.await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Queues acknowledgements; they are committed within about [`SETTLE_WAIT`].
+    pub async fn settle(&self, topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64>) {
+        // A stopping writer takes no more: what was not committed comes again.
+        let _ = self.commands.send(Command::Settle { topic, consumer, ids }).await;
+    }
+
+    /// Takes the consumer for one connection, creating it at its first connect.
+    pub async fn attach(&self, key: Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
+        let (answer, result) = oneshot::channel();
+        let _ = self.commands.send(Command::Attach { key, consumer: consumer.into(), answer }).await;
+        result.await.unwrap_or(Err(Refused::Stopping.into()))
+    }
+
+    /// Commits what is queued and ends the writer; what is sent later is refused.
+    pub async fn stop(&self) {
+        let _ = self.commands.send(Command::Stop).await;
+    }
+
+    /// Forgets the consumer and its backlog, closing a live connection. False if there is no such consumer.
+    pub async fn unsubscribe(&self, key: Arc<TopicKey>, consumer: &str) -> Result<bool, Refused> {
+        let (answer, result) = oneshot::channel();
+        let _ = self.commands.send(Command::Unsubscribe { key, consumer: consumer.into(), answer }).await;
+        result.await.unwrap_or(Err(Refused::Stopping))
+    }
+}
+
+struct Worker {
+    writing: Writing,
+    ledger: Ledger,
+    clock: Clock,
+    limits: ConsumerLimits,
+    queue: mpsc::Receiver<Command>,
+    /// Taken from the queue, but it has to be carried out between two commits.
+    held: Option<Command>,
+    /// Of the turns in the batch at hand.
+    places: Vec<OwnedSemaphorePermit>,
+    warm: bool,
+}
+
+/// A part of a batch that succeeds or fails by itself.
+enum Item {
+    Change(Change, Answer),
+    Settle { topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64> },
+}
+
+impl Worker {
+    async fn run(mut self) -> Result<(), StoreError> {
+        while let Some(batch) = self.collect().await {
+            self.commit(batch).await;
+            self.places.clear();
+            match self.held.take() {
+                Some(Command::Attach { key, consumer, answer }) => {
+                    let _ = answer.send(self.attach(&key, &consumer).await);
+                }
+                Some(Command::Unsubscribe { key, consumer, answer }) => {
+                    let removed = self.ledger.remove_consumer(&mut self.writing, &key, &consumer).await;
+                    let _ = answer.send(removed.map_err(|error| refused(&error)));
+                }
+                Some(Command::Stop) => break,
+                Some(Command::Changes { .. } | Command::Settle { .. }) | None => {}
+            }
+        }
+        self.writing.close().await
+    }
+
+    /// What one commit takes: everything that waits, up to the next command that stands alone.
+    /// `None` when there are no more senders.
+    async fn collect(&mut self) -> Option<Vec<Item>> {
+        let mut batch = Vec::new();
+        let mut bytes = 0;
+        // Acknowledgements without company wait this long.
+        let mut patience = None;
+        while batch.len() < BATCH_COMMANDS && bytes < BATCH_BYTES {
+            let command = match self.queue.try_recv() {
+                Ok(command) => command,
+                Err(_) if batch.is_empty() => self.idle().await?,
+                Err(_) => {
+                    let Some(patience) = patience else { break };
+                    let Ok(Some(command)) = timeout_at(patience, self.queue.recv()).await else { break };
+                    command
+                }
+            };
+            match command {
+                Command::Changes { changes, place } => {
+                    self.places.extend(place);
+                    patience = None;
+                    bytes += changes.iter().map(|(change, _)| change.bytes()).sum::<usize>();
+                    batch.extend(changes.into_iter().map(|(change, answer)| Item::Change(change, answer)));
+                }
+                Command::Settle { topic, consumer, ids } => {
+                    if batch.is_empty() {
+                        patience = Some(Instant::now() + SETTLE_WAIT);
+                    }
+                    batch.push(Item::Settle { topic, consumer, ids });
+                }
+                Command::Attach { .. } | Command::Unsubscribe { .. } | Command::Stop => {
+                    self.held = Some(command);
+                    break;
+                }
+            }
+        }
+        Some(batch)
+    }
+
+    /// Waits for a command, using the time for housekeeping.
+    async fn idle(&mut self) -> Option<Command> {
+        while !self.warm || self.ledger.has_garbage() {
+            if let Ok(command) = timeout_at(Instant::now() + IDLE, self.queue.recv()).await {
+                return command;
+            }
+            if self.ledger.has_garbage() {
+                self.commit(Vec::new()).await;
+            } else {
+                self.warm = true;
+                if let Err(error) = self.writing.warm_up().await {
+                    tracing::warn!(%error, cause = ?error, "warming up the write-ahead log failed");
+                }
+            }
+        }
+        self.queue.recv().await
+    }
+
+    async fn commit(&mut self, batch: Vec<Item>) {
+        #[cfg(feature = "faults")]
+        let batch = crate::faults::answer_before_commit(batch, |item| match item {
+            Item::Change(change, answer) => {
+                let _ = answer.send(Ok(()));
+                Item::Change(change, oneshot::channel().0)
+            }
+            settle @ Item::Settle { .. } => settle,
+        })
+        .await;
+        match self.try_commit(&batch).await {
+            Ok(verdicts) => batch.into_iter().zip(verdicts).for_each(|(item, verdict)| item.answer(verdict)),
+            Err(error) if batch.len() > 1 => {
+                tracing::warn!(%error, cause = ?error, commands = batch.len(), "a batch failed, trying its commands one at a time");
+                for item in batch {
+                    let result = self.try_commit(std::slice::from_ref(&item)).await;
+                    item.answer(alone(result));
+                }
+            }
+            Err(error) => batch.into_iter().for_each(|item| item.answer(alone(Err(&error)))),
+        }
+    }
+
+    /// Commits `batch` whole or not at all. A verdict for each item: messages may be rejected while objects are stored.
+    async fn try_commit(&mut self, batch: &[Item]) -> Result<Vec<Result<(), Rejected>>, StoreError> {
+        let mut staged = self.ledger.stage(self.clock.now_ms());
+        let verdicts = batch.iter().map(|item| self.stage(&mut staged, item)).collect();
+        Ledger::seal(&mut staged);
+        match self.writing.commit(&staged.transaction).await {
+            Ok(()) => {
+                self.ledger.committed(staged);
+                Ok(verdicts)
+            }
+            Err(error) => {
+                self.ledger.failed(staged);
+                Err(error)
+            }
+        }
+    }
+
+    fn stage(&self, staged: &mut Staged, item: &Item) -> Result<(), Rejected> {
+        match item {
+            Item::Change(change, _) => {
+                staged.transaction.statements.extend_from_slice(&change.statements);
+                staged.transaction.measurements.extend_from_slice(&change.measurements);
+                self.ledger.append(staged, change.records.clone())
+            }
+            Item::Settle { topic, consumer, ids } => {
+                self.ledger.settle(staged, topic, consumer, ids.clone());
+                Ok(())
+            }
+        }
+    }
+
+    async fn attach(&mut self, key: &Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
+        if let Some(attached) = self.ledger.attach(key, consumer) {
+            return attached.map_err(|Busy| AttachError::Busy);
+        }
+        match self.ledger.topics().get(key) {
+            None if self.ledger.topics().count(&key.tenant) >= self.limits.topics => {
+                return Err(AttachError::TooMany("topics"));
+            }
+            Some(topic) if topic.consumers() >= self.limits.consumers => return Err(AttachError::TooMany("consumers")),
+            _ => {}
+        }
+        let now_ms = self.clock.now_ms();
+        let created = self.ledger.create_consumer(&mut self.writing, key, consumer, now_ms).await;
+        created.map_err(|error| refused(&error))?;
+        self.ledger
+            .attach(key, consumer)
+            .map_or(Err(AttachError::Busy), |attached| attached.map_err(|Busy| AttachError::Busy))
+    }
+}
+
+impl Item {
+    fn answer(self, verdict: Result<(), impl Into<Refused>>) {
+        // A producer that has gone away does not need its answer.
+        if let Self::Change(_, answer) = self {
+            let _ = answer.send(verdict.map_err(Into::into));
+        }
+    }
+}
+
+impl Change {
+    fn bytes(&self) -> usize {
+        self.measurements.iter().map(|row| row.body.len()).sum::<usize>()
+            + self.records.iter().map(|record| record.body.len()).sum::<usize>()
+    }
+}
+
+/// The verdict on an item that was committed alone.
+fn alone(result: Result<Vec<Result<(), Rejected>>, impl std::borrow::Borrow<StoreError>>) -> Result<(), Refused> {
+    match result {
+        Ok(verdicts) => verdicts.into_iter().next().unwrap_or(Ok(())).map_err(Refused::from),
+        Err(error) => {
+            let error = error.borrow();
+            tracing::error!(%error, cause = ?error, "a commit failed");
+            Err(refused(error))
+        }
+    }
+}
+
+fn refused(error: &StoreError) -> Refused {
+    match error {
+        StoreError::Full(_) => Refused::Full,
+        StoreError::Newer | StoreError::Database(_) => Refused::Failed,
+    }
+}

@@ -1,0 +1,259 @@
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use sqlx::SqlitePool;
+
+use super::*;
+use crate::store::{Store, Value};
+
+struct Gateway {
+    writer: Writer,
+    task: tokio::task::JoinHandle<Result<(), StoreError>>,
+    store: SqlitePool,
+}
+
+const QUOTA: u64 = 1000;
+
+impl Gateway {
+    async fn open(dir: &Path) -> Self {
+        let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
+        let ledger = Ledger::load(&mut writing, readers.clone(), QUOTA, 1 << 20).await.unwrap();
+        let limits = ConsumerLimits { topics: 3, consumers: 2 };
+        let (writer, task) = Writer::spawn(writing, ledger, Clock::system(), limits);
+        Self { writer, task, store: readers }
+    }
+
+    async fn close(self) {
+        self.writer.stop().await;
+        self.task.await.unwrap().unwrap();
+        self.store.close().await;
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.store).await.unwrap()
+    }
+}
+
+fn key(name: &str) -> Arc<TopicKey> {
+    Arc::new(TopicKey { tenant: "t".into(), name: name.into() })
+}
+
+fn record(topic: &Arc<TopicKey>, len: usize) -> Record {
+    Record { topic: topic.clone(), body: Bytes::from(vec![b'x'; len]) }
+}
+
+fn records(list: Vec<Record>) -> Change {
+    Change { records: list, ..Change::default() }
+}
+
+fn insert_user(name: &str) -> Change {
+    let text = |text: &str| Value::Text(text.to_owned());
+    let statement = Statement {
+        sql: "INSERT INTO user(tenant, name, hash, roles) VALUES (?, ?, ?, ?)",
+        values: vec![text("t"), text(name), text(""), text("")],
+    };
+    Change { statements: vec![statement], ..Change::default() }
+}
+
+#[tokio::test]
+async fn one_poisoned_command_among_64() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    gateway.writer.commit(insert_user("taken")).await.unwrap();
+    let (changes, answers): (Vec<_>, Vec<_>) = (0..64)
+        .map(|n| {
+            let (answer, result) = oneshot::channel();
+            let name = if n == 40 { "taken".to_owned() } else { format!("user{n}") };
+            ((insert_user(&name), answer), result)
+        })
+        .unzip();
+    gateway.writer.changes(changes, None).await;
+    for (n, answer) in answers.into_iter().enumerate() {
+        let expected = if n == 40 { Err(Refused::Failed) } else { Ok(()) };
+        assert_eq!(answer.await.unwrap(), expected, "command {n}");
+    }
+    assert_eq!(gateway.count("SELECT count(*) FROM user").await, 64);
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let (full, free) = (key("full"), key("free"));
+    let consumer = gateway.writer.attach(full.clone(), "c").await.unwrap();
+    let _other = gateway.writer.attach(free.clone(), "c").await.unwrap();
+    gateway.writer.commit(records(vec![record(&full, 900)])).await.unwrap();
+    let change = Change {
+        measurements: vec![MeasurementRow {
+            id: 1,
+            tenant: "t".into(),
+            source: 2,
+            kind: "k".into(),
+            time_ms: 3,
+            body: Bytes::from_static(b"\"a\":1"),
+        }],
+        ..records(vec![record(&free, 10), record(&full, 60), record(&full, 60)])
+    };
+    let refused = Refused::Rejected(Rejected::QuotaFull { topic: "full".to_owned(), used: 960, quota: QUOTA });
+    assert_eq!(gateway.writer.commit(change).await, Err(refused));
+    assert_eq!(gateway.count("SELECT count(*) FROM measurement").await, 1);
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1);
+    // Up to the last byte there is room, and an acknowledgement makes more.
+    gateway.writer.commit(records(vec![record(&full, 100)])).await.unwrap();
+    assert!(gateway.writer.commit(records(vec![record(&full, 1)])).await.is_err());
+    let first = consumer.topic.ids_from(0, 1, 1)[0];
+    gateway.writer.settle(consumer.topic.clone(), "c".into(), vec![first]).await;
+    gateway.writer.commit(records(vec![])).await.unwrap();
+    gateway.writer.commit(records(vec![record(&full, 900)])).await.unwrap();
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn consumers_and_topics_are_bounded() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let mut held = Vec::new();
+    for consumer in ["a", "b"] {
+        held.push(gateway.writer.attach(key("one"), consumer).await.unwrap());
+    }
+    let refusal = |result: Result<Attached, AttachError>| result.err().map(|error| error.to_string());
+    assert_eq!(refusal(gateway.writer.attach(key("one"), "c").await).unwrap(), "too many consumers");
+    assert_eq!(refusal(gateway.writer.attach(key("one"), "a").await).unwrap(), "the consumer is connected already");
+    for topic in ["two", "three"] {
+        held.push(gateway.writer.attach(key(topic), "a").await.unwrap());
+    }
+    assert_eq!(refusal(gateway.writer.attach(key("four"), "a").await).unwrap(), "too many topics");
+    // The last consumer of a topic takes the topic with it.
+    assert!(gateway.writer.unsubscribe(key("two"), "a").await.unwrap());
+    assert!(!gateway.writer.unsubscribe(key("two"), "a").await.unwrap());
+    gateway.writer.attach(key("four"), "a").await.unwrap();
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn what_an_unsubscribed_consumer_alone_waited_for_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let topic = key("s");
+    let mut gone = gateway.writer.attach(topic.clone(), "gone").await.unwrap();
+    for _ in 0..5 {
+        gateway.writer.commit(records(vec![record(&topic, 10)])).await.unwrap();
+    }
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 5);
+    let kicked = std::mem::take(&mut gone.kicked);
+    assert!(gateway.writer.unsubscribe(topic.clone(), "gone").await.unwrap());
+    kicked.cancelled().await;
+    gateway.writer.commit(insert_user("next")).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
+    gateway.close().await;
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append(u8, usize),
+    Settle(u8, u8, prop::sample::Index),
+    Unsubscribe(u8, u8),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        6 => (0u8..2, 1usize..200).prop_map(|(topic, len)| Step::Append(topic, len)),
+        8 => (0u8..2, 0u8..2, any::<prop::sample::Index>()).prop_map(|(t, c, i)| Step::Settle(t, c, i)),
+        1 => (0u8..2, 0u8..2).prop_map(|(topic, consumer)| Step::Unsubscribe(topic, consumer)),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// What each consumer has not acknowledged, in order.
+type Model = BTreeMap<(u8, u8), Vec<u64>>;
+
+async fn run_steps(steps: Vec<Step>) -> Result<(), TestCaseError> {
+    let dir = tempfile::tempdir().unwrap();
+    let mut gateway = Gateway::open(dir.path()).await;
+    let mut model = Model::new();
+    for step in steps {
+        let keys: Vec<_> = (0..2u8).map(|topic| key(&format!("t{topic}"))).collect();
+        match step {
+            Step::Append(topic, len) => {
+                if gateway.writer.commit(records(vec![record(&keys[topic as usize], len)])).await.is_ok() {
+                    let id = newest_id(&gateway).await;
+                    for ((_, _), waiting) in model.iter_mut().filter(|((t, _), _)| *t == topic) {
+                        waiting.push(id);
+                    }
+                }
+            }
+            Step::Settle(topic, consumer, index) => {
+                let name = format!("c{consumer}");
+                let attached = gateway.writer.attach(keys[topic as usize].clone(), &name).await.unwrap();
+                let waiting = model.entry((topic, consumer)).or_default();
+                if !waiting.is_empty() {
+                    let id = waiting.remove(index.index(waiting.len()));
+                    gateway.writer.settle(attached.topic.clone(), name.as_str().into(), vec![id, id]).await;
+                    gateway.writer.commit(Change::default()).await.unwrap();
+                }
+            }
+            Step::Unsubscribe(topic, consumer) => {
+                let removed =
+                    gateway.writer.unsubscribe(keys[topic as usize].clone(), &format!("c{consumer}")).await.unwrap();
+                prop_assert_eq!(removed, model.remove(&(topic, consumer)).is_some());
+            }
+            Step::Restart => {
+                gateway.close().await;
+                gateway = Gateway::open(dir.path()).await;
+            }
+        }
+        check(&gateway, &model).await?;
+    }
+    gateway.close().await;
+    Ok(())
+}
+
+async fn newest_id(gateway: &Gateway) -> u64 {
+    gateway.count("SELECT coalesce(max(id), 0) FROM msg").await.cast_unsigned()
+}
+
+/// Memory, disk and the model agree.
+async fn check(gateway: &Gateway, model: &Model) -> Result<(), TestCaseError> {
+    // Garbage goes with the next commit.
+    gateway.writer.commit(insert_user(&unique())).await.unwrap();
+    for ((topic, consumer), waiting) in model {
+        let name = format!("c{consumer}");
+        let attached = gateway.writer.attach(key(&format!("t{topic}")), &name).await.unwrap();
+        let owed: Vec<u64> = attached
+            .topic
+            .ids_from(0, usize::MAX, usize::MAX)
+            .into_iter()
+            .filter(|id| attached.cursor.needs(*id))
+            .collect();
+        prop_assert_eq!(&owed, waiting);
+        let sql = format!("SELECT coalesce(sum(length(body)), 0) FROM msg WHERE topic = {}", attached.topic.row());
+        let on_disk: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
+        prop_assert_eq!(attached.topic.bytes(), on_disk.cast_unsigned());
+    }
+    let needed: std::collections::BTreeSet<_> = model.values().flatten().collect();
+    prop_assert_eq!(gateway.count("SELECT count(*) FROM msg").await, i64::try_from(needed.len()).unwrap());
+    Ok(())
+}
+
+fn unique() -> String {
+    let mut bytes = [0; 8];
+    aws_lc_rs::rand::fill(&mut bytes).unwrap();
+    format!("{bytes:?}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Appends, acknowledgements in any order, consumers that come and go, restarts: what a consumer is owed is what it has
+    /// not acknowledged, in order; bytes counted are bytes stored; nothing is kept that nobody waits for.
+    #[test]
+    fn memory_disk_and_model_agree(steps in prop::collection::vec(step(), 1..40)) {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_steps(steps))?;
+    }
+}

@@ -1,0 +1,298 @@
+//! Exclusive consumers of a topic (seed 001, "Consumer protocol").
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::harness::{Consumer, Frame, Gateway, eventually, forwarded, upgrade, value_of};
+
+/// How long a consumer is watched that must not receive anything.
+const SILENCE: Duration = Duration::from_millis(300);
+
+/// A gateway with a device whose measurements go to the topic `Sub1`.
+async fn line(config: &str) -> (Gateway, String) {
+    let gateway = Gateway::with(config).await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    (gateway, device)
+}
+
+fn values(frames: &[Frame]) -> Vec<u64> {
+    frames.iter().map(|frame| value_of(&frame.json())).collect()
+}
+
+async fn measure(gateway: &Gateway, device: &str, values: std::ops::RangeInclusive<u64>) {
+    for value in values {
+        gateway.measure(device, "t", value).await;
+    }
+}
+
+// `cumulocity` 3.2: acknowledgement, description, action, further lines, a blank line, JSON on one line.
+#[tokio::test]
+async fn a_frame_has_its_headers_and_the_stored_object_as_its_body() {
+    let (gateway, device) = line("").await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    let mut last_id = 0;
+    for value in 1..=3 {
+        let posted = gateway.measure(&device, "t", value).await;
+        let frame = consumer.receive().await;
+        assert!(!frame.ack.is_empty() && frame.ack.bytes().all(|byte| byte.is_ascii_graphic()), "{}", frame.ack);
+        assert_eq!(frame.description, format!("/edge/measurements/{device}"));
+        assert_eq!(frame.action, "CREATE");
+        assert_eq!(frame.json(), posted);
+        assert!(!frame.body.contains(['\n', '\r']));
+        assert!(frame.message_id() > last_id, "message ids increase");
+        last_id = frame.message_id();
+    }
+}
+
+// Report 1 and trap T7: a second exclusive client is refused by the upgrade, with 409, until the first is gone.
+#[tokio::test]
+async fn an_exclusive_consumer_has_one_connection() {
+    let (gateway, device) = line("").await;
+    let first = gateway.consumer("Sub1", "subA").await;
+    let token = gateway.token("Sub1", "subA").await;
+    let status = upgrade(gateway.addr, &format!("/notification2/consumer/?token={token}")).await;
+    assert_eq!(status, "HTTP/1.1 409 Conflict");
+    let mut other_name = gateway.consumer("Sub1", "subB").await;
+    first.close().await;
+    let mut second = gateway.reconnect("Sub1", "subA").await;
+    gateway.measure(&device, "t", 1).await;
+    assert_eq!(values(&[second.receive().await, other_name.receive().await]), [1, 1]);
+
+    // A socket that ends without a goodbye frees the place as well.
+    drop(second);
+    gateway.reconnect("Sub1", "subA").await;
+}
+
+#[tokio::test]
+async fn delivery_stops_at_the_window_and_goes_on_with_acknowledgements() {
+    let (gateway, device) = line("[consumer]\nwindow = 3").await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    measure(&gateway, &device, 1..=8).await;
+    let first = consumer.take(3).await;
+    assert_eq!(values(&first), [1, 2, 3]);
+    assert!(consumer.is_silent_for(SILENCE).await, "a full window");
+    consumer.ack(&first[1]).await;
+    assert_eq!(values(&[consumer.next().await]), [4], "one acknowledged, one sent");
+    assert!(consumer.is_silent_for(SILENCE).await, "full again");
+    consumer.ack(&first[0]).await;
+    consumer.ack(&first[2]).await;
+    assert_eq!(values(&consumer.take(2).await), [5, 6]);
+    assert!(consumer.is_silent_for(SILENCE).await);
+}
+
+// Seed 001: the flow stops at 1000 unacknowledged messages by default.
+#[tokio::test]
+async fn the_window_has_1000_messages_by_default() {
+    let (gateway, device) = line("").await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    let all: Vec<_> = (1..=1010).map(|value| crate::harness::measurement(&device, "t", value)).collect();
+    gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);
+    let frames = consumer.take(1000).await;
+    assert!(consumer.is_silent_for(SILENCE).await);
+    for frame in &frames {
+        consumer.ack(frame).await;
+    }
+    assert_eq!(values(&consumer.take(10).await), (1001..=1010).collect::<Vec<_>>());
+}
+
+// "Individual, out-of-order acknowledgements": what was acknowledged stays so, the rest comes again, in order.
+#[tokio::test]
+async fn everything_unacknowledged_comes_again_in_order_after_a_reconnect() {
+    let (gateway, device) = line("").await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    measure(&gateway, &device, 1..=10).await;
+    let frames = consumer.take(10).await;
+    for index in [8, 0, 5, 1, 5] {
+        consumer.ack(&frames[index]).await;
+    }
+    consumer.close().await;
+    measure(&gateway, &device, 11..=12).await;
+    let mut consumer = gateway.reconnect("Sub1", "subA").await;
+    let again = consumer.take(8).await;
+    assert_eq!(values(&again), [3, 4, 5, 7, 8, 10, 11, 12]);
+    for (index, frame) in [(2, 0), (3, 1), (4, 2), (6, 3), (7, 4), (9, 5)] {
+        assert_eq!(frames[index].message_id(), again[frame].message_id(), "the same message, the same id");
+    }
+    assert!(consumer.is_silent_for(SILENCE).await);
+}
+
+/// Acknowledges the messages at `acked` of ten, and waits until the gateway has written that down.
+async fn acknowledge_some(consumer: &mut Consumer, acked: &[usize]) -> Vec<Frame> {
+    let frames = consumer.take(10).await;
+    for index in acked {
+        consumer.ack(&frames[*index]).await;
+    }
+    consumer.ping().await;
+    // `decisions` 5: acknowledgements are committed within 20 ms, and hold 250 ms after they were written.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    frames
+}
+
+#[tokio::test]
+async fn everything_unacknowledged_comes_again_in_order_after_a_restart_and_after_kill_9() {
+    let (mut gateway, device) = line("").await;
+    for kill in [false, true] {
+        let consumer_name = if kill { "killed" } else { "stopped" };
+        let mut consumer = gateway.consumer("Sub1", consumer_name).await;
+        measure(&gateway, &device, 1..=10).await;
+        let frames = acknowledge_some(&mut consumer, &[9, 0, 1, 2, 6]).await;
+        if kill {
+            gateway.kill9();
+            gateway.restart_process().await;
+        } else {
+            gateway.restart().await;
+        }
+        let mut consumer = gateway.consumer("Sub1", consumer_name).await;
+        measure(&gateway, &device, 11..=11).await;
+        let again = consumer.take(6).await;
+        assert_eq!(values(&again), [4, 5, 6, 8, 9, 11], "kill: {kill}");
+        assert_eq!(again[0].message_id(), frames[3].message_id());
+        assert!(again[5].message_id() > frames[9].message_id(), "new ids are larger than all before");
+        for frame in &again {
+            consumer.ack(frame).await;
+        }
+        consumer.close().await;
+        let mut consumer = gateway.reconnect("Sub1", consumer_name).await;
+        assert!(consumer.is_silent_for(SILENCE).await, "all is acknowledged");
+    }
+}
+
+// Report 9: each consumer has its own cursor, from its own first connection on.
+#[tokio::test]
+async fn consumers_have_their_own_cursors_and_one_that_never_connected_has_nothing() {
+    let (gateway, device) = line("").await;
+    gateway.token("Sub1", "subC").await;
+    measure(&gateway, &device, 1..=2).await;
+    let mut a = gateway.consumer("Sub1", "subA").await;
+    measure(&gateway, &device, 3..=4).await;
+    let mut b = gateway.consumer("Sub1", "subB").await;
+    measure(&gateway, &device, 5..=6).await;
+    assert_eq!(values(&[a.receive().await, a.receive().await]), [3, 4]);
+    a.close().await;
+    assert_eq!(values(&b.take(2).await), [5, 6]);
+    b.close().await;
+    let mut a = gateway.reconnect("Sub1", "subA").await;
+    assert_eq!(values(&a.take(2).await), [5, 6]);
+    let mut b = gateway.reconnect("Sub1", "subB").await;
+    assert_eq!(values(&b.take(2).await), [5, 6]);
+    let mut c = gateway.consumer("Sub1", "subC").await;
+    measure(&gateway, &device, 7..=7).await;
+    assert_eq!(values(&[c.next().await]), [7]);
+}
+
+// "Acks for ids never sent, binary frames, 10 kB where an ack belongs: connection and store unharmed."
+#[tokio::test]
+async fn garbage_from_a_client_harms_nothing() {
+    let (gateway, device) = line("").await;
+    let mut a = gateway.consumer("Sub1", "subA").await;
+    let mut b = gateway.consumer("Sub1", "subB").await;
+    measure(&gateway, &device, 1..=3).await;
+    let (of_a, of_b) = (a.take(3).await, b.take(3).await);
+    for garbage in ["", " ", "CAAQACAAMAE=", "\u{0}", "ä", "\"quoted\"", "unsubscribe", &"x".repeat(10_000)] {
+        a.send(garbage).await;
+    }
+    a.send_binary(of_a[0].ack.clone().into_bytes()).await;
+    a.send_binary(vec![0; 10_000]).await;
+    for frame in &of_b {
+        a.ack(frame).await;
+    }
+    let quoted = format!("\"{}\"", of_a[0].ack);
+    a.send(&quoted).await;
+    a.ping().await;
+    a.close().await;
+    let mut a = gateway.reconnect("Sub1", "subA").await;
+    assert_eq!(values(&a.take(3).await), [1, 2, 3], "none of that acknowledged anything");
+    // An acknowledgement of the connection before is none of this one.
+    for frame in &of_a {
+        a.ack(frame).await;
+    }
+    a.close().await;
+    let mut a = gateway.reconnect("Sub1", "subA").await;
+    let again = a.take(3).await;
+    assert_eq!(values(&again), [1, 2, 3]);
+    // A newline after it is forgiven.
+    a.send(&format!("{}\n", again[0].ack)).await;
+    a.send(&format!("{}\r\n", again[1].ack)).await;
+    a.close().await;
+    let mut a = gateway.reconnect("Sub1", "subA").await;
+    assert_eq!(values(&[a.next().await]), [3]);
+    drop(b);
+    let mut b = gateway.reconnect("Sub1", "subB").await;
+    assert_eq!(values(&b.take(3).await), [1, 2, 3], "the other one has lost nothing");
+    assert!(gateway.metric("tidegate_acks_ignored_total").await >= 10.0);
+}
+
+#[tokio::test]
+async fn a_frame_larger_than_the_gateway_reads_ends_that_connection_only() {
+    let (gateway, device) = line("").await;
+    let mut a = gateway.consumer("Sub1", "subA").await;
+    let mut b = gateway.consumer("Sub1", "subB").await;
+    a.send(&"x".repeat(1 << 20)).await;
+    a.closed().await;
+    let mut a = gateway.reconnect("Sub1", "subA").await;
+    measure(&gateway, &device, 1..=1).await;
+    assert_eq!(values(&[a.next().await, b.next().await]), [1, 1]);
+}
+
+// Trap T11 and report 24: `unsubscribe_subscriber` is a command, with and without a newline; the subscription stays.
+#[tokio::test]
+async fn a_consumer_unsubscribes_in_band() {
+    let (gateway, device) = line("").await;
+    for command in ["unsubscribe_subscriber", "unsubscribe_subscriber\n"] {
+        let mut consumer = gateway.consumer("Sub1", "subA").await;
+        measure(&gateway, &device, 1..=2).await;
+        consumer.take(2).await;
+        consumer.send(command).await;
+        assert_eq!(consumer.closed().await, Some(1000), "{command:?}");
+        let token = gateway.token("Sub1", "subA").await;
+        eventually("the consumer is gone", async || (gateway.unsubscribe(&token).await.status >= 500).then_some(()))
+            .await;
+    }
+    let list = gateway.get("/notification2/subscriptions").await.expect(200).json();
+    assert_eq!(list["subscriptions"].as_array().unwrap().len(), 1);
+    let mut anew = gateway.reconnect("Sub1", "subA").await;
+    measure(&gateway, &device, 3..=3).await;
+    assert_eq!(values(&[anew.next().await]), [3]);
+}
+
+// `decisions` 10: the idle timer is reset by texts and by the client's pings, by nothing else.
+#[tokio::test]
+async fn idle_connections_are_closed_unless_the_client_pings() {
+    let (gateway, device) = line("[consumer]\nidle_seconds = 1").await;
+    let mut idle = gateway.consumer("Sub1", "subA").await;
+    let mut alive = gateway.consumer("Sub1", "subB").await;
+    let pinging = async {
+        for _ in 0..12 {
+            tokio::time::sleep(Duration::from_millis(250)).await;
+            alive.ping().await;
+        }
+    };
+    let ((), code) = tokio::join!(pinging, idle.closed());
+    assert_eq!(code, Some(1001));
+    measure(&gateway, &device, 1..=1).await;
+    assert_eq!(values(&[alive.receive().await]), [1]);
+}
+
+// Report 5: a consumer's backlog ends with it, and what nobody is waiting for is not stored.
+#[tokio::test]
+async fn what_no_consumer_needs_any_more_is_not_kept() {
+    let (mut gateway, device) = line("").await;
+    measure(&gateway, &device, 1..=5).await;
+    let mut a = gateway.consumer("Sub1", "subA").await;
+    let b = gateway.consumer("Sub1", "subB").await;
+    measure(&gateway, &device, 6..=10).await;
+    for _ in 6..=10 {
+        a.receive().await;
+    }
+    a.close().await;
+    b.close().await;
+    let token = gateway.token("Sub1", "subB").await;
+    eventually("subB is unsubscribed", async || (gateway.unsubscribe(&token).await.status == 200).then_some(())).await;
+    measure(&gateway, &device, 11..=12).await;
+    gateway.stop().await;
+    let mut database = gateway.database().await;
+    let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM msg").fetch_one(&mut database).await.unwrap();
+    assert_eq!(kept, 2, "only what subA has not seen");
+}

@@ -1,0 +1,341 @@
+//! kill -9 at random moments under load, and what has to hold all the same:
+//!
+//! - no message whose POST was answered with 201 is missing at a consumer in the end,
+//! - first deliveries keep the order of the topic and of each source, and a connection never goes back,
+//! - what was acknowledged long enough before the kill never comes again,
+//! - what was to be stored is stored.
+//!
+//! `TIDEGATE_CRASH_ROUNDS` is the number of kills, `TIDEGATE_CRASH_SEED` repeats the dice of a failed run.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::harness::{Consumer, Frame, Gateway, Producer, Setup, eventually, forwarded, measurement, value_of};
+
+const PRODUCERS: usize = 16;
+const SOURCES_EACH: usize = 2;
+/// `decisions` 5: acknowledgements that were written this long before the kill hold.
+const ACK_HOLDS_AFTER: Duration = Duration::from_millis(250);
+
+/// One message: the id of its device, and which of the device's it is.
+type Key = (String, u64);
+
+/// Every third is of the type that the topic `CrashB` filters for.
+fn kind(number: u64) -> &'static str {
+    if number.is_multiple_of(3) { "b" } else { "a" }
+}
+
+fn key(frame: &Frame) -> Key {
+    let body = frame.json();
+    (body["source"]["id"].as_str().unwrap().to_owned(), value_of(&body))
+}
+
+/// A small generator (xorshift64*), so that a seed repeats a run.
+#[derive(Clone)]
+struct Dice(u64);
+
+impl Dice {
+    fn new() -> Self {
+        let seed = std::env::var("TIDEGATE_CRASH_SEED").ok().map(|seed| seed.parse().unwrap());
+        Self(seed.unwrap_or_else(|| RandomState::new().hash_one(0)).max(1))
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end
+    }
+
+    fn split(&mut self) -> Self {
+        Self(self.0 ^ (self.below(u64::from(u32::MAX)) << 20) | 1)
+    }
+}
+
+/// A device and what its producer knows of its messages.
+struct Source {
+    id: String,
+    mode: &'static str,
+    /// The next number; one that failed is never sent again, since it may have arrived.
+    next: u64,
+    accepted: Vec<u64>,
+}
+
+/// Posts in turn for its sources, each after the answer to the one before, until the gateway is gone.
+async fn produce(producer: Producer, mut sources: Vec<Source>) -> Vec<Source> {
+    loop {
+        for source in &mut sources {
+            let number = source.next;
+            source.next += 1;
+            match producer.post(&measurement(&source.id, kind(number), number), source.mode).await {
+                Ok(201) => source.accepted.push(number),
+                Ok(status) => panic!("a measurement was refused with {status}"),
+                Err(_) => return sources,
+            }
+        }
+    }
+}
+
+/// What one consumer has seen, and every rule that was broken before its eyes.
+#[derive(Default)]
+struct Ledger {
+    topic: &'static str,
+    name: &'static str,
+    ids: HashMap<Key, u64>,
+    newest_id: u64,
+    newest_of_source: HashMap<String, u64>,
+    acknowledged: HashMap<Key, Instant>,
+    settled: HashSet<Key>,
+    violations: Vec<String>,
+}
+
+impl Ledger {
+    fn new(topic: &'static str, name: &'static str) -> Self {
+        Self { topic, name, ..Self::default() }
+    }
+
+    fn violated(&mut self, what: &str) {
+        self.violations.push(format!("{}/{}: {what}", self.topic, self.name));
+    }
+
+    /// `last_id` is the id that came before on the same connection.
+    fn delivered(&mut self, key: &Key, id: u64, last_id: u64) {
+        if id <= last_id {
+            self.violated(&format!("order: {key:?} with id {id} came after id {last_id}"));
+        }
+        if self.settled.contains(key) {
+            self.violated(&format!("acknowledged, and came again: {key:?}"));
+        }
+        match self.ids.get(key) {
+            Some(known) if *known == id => {}
+            Some(known) => self.violated(&format!("twice: {key:?} as {known} and as {id}")),
+            None => self.delivered_first(key, id),
+        }
+    }
+
+    fn delivered_first(&mut self, key: &Key, id: u64) {
+        if id <= self.newest_id {
+            self.violated(&format!("order: {key:?} with id {id} came first after id {}", self.newest_id));
+        }
+        let newest = self.newest_of_source.insert(key.0.clone(), key.1);
+        if newest.is_some_and(|newest| newest >= key.1) {
+            self.violated(&format!("order of the source: {key:?} came after {newest:?}"));
+        }
+        self.newest_id = self.newest_id.max(id);
+        self.ids.insert(key.clone(), id);
+    }
+
+    fn killed(&mut self, at: Instant) {
+        for (key, written) in self.acknowledged.drain() {
+            if at.duration_since(written) >= ACK_HOLDS_AFTER {
+                self.settled.insert(key);
+            }
+        }
+    }
+
+    /// Judges what has not come in the end.
+    fn finished(&mut self, sources: &[Source]) {
+        let wanted = |number: &u64| self.topic == "CrashAll" || kind(*number) == "b";
+        let all = sources.iter().flat_map(|source| {
+            source.accepted.iter().copied().filter(wanted).map(|number| (source.id.clone(), number))
+        });
+        let lost: Vec<_> = all.filter(|key| !self.ids.contains_key(key)).collect();
+        for key in lost {
+            self.violated(&format!("lost: {key:?}"));
+        }
+    }
+}
+
+/// Reads until the connection ends. Of ten messages it acknowledges six at once, three later in any order, one never.
+async fn consume(mut consumer: Consumer, mut ledger: Ledger, mut dice: Dice) -> Ledger {
+    let mut last_id = 0;
+    let mut held: Vec<(Key, Frame)> = Vec::new();
+    while let Some(frame) = consumer.try_next().await {
+        let key = key(&frame);
+        ledger.delivered(&key, frame.message_id(), last_id);
+        last_id = frame.message_id();
+        let due = match dice.below(10) {
+            0 => None,
+            1..4 => {
+                held.push((key, frame));
+                let any = usize::try_from(dice.below(held.len() as u64)).unwrap();
+                (held.len() > 20).then(|| held.swap_remove(any))
+            }
+            _ => Some((key, frame)),
+        };
+        if let Some((key, frame)) = due {
+            if !consumer.try_ack(&frame).await {
+                break;
+            }
+            ledger.acknowledged.insert(key, Instant::now());
+        }
+    }
+    ledger
+}
+
+/// Acknowledges everything up to the message of `last`.
+async fn drain(mut consumer: Consumer, mut ledger: Ledger, last: &str) -> Ledger {
+    let mut last_id = 0;
+    loop {
+        let frame = consumer.receive().await;
+        let key = key(&frame);
+        ledger.delivered(&key, frame.message_id(), last_id);
+        last_id = frame.message_id();
+        if key.0 == last {
+            consumer.close().await;
+            return ledger;
+        }
+    }
+}
+
+struct Run {
+    gateway: Gateway,
+    dice: Dice,
+    sources: Vec<Source>,
+    ledgers: Vec<Ledger>,
+}
+
+impl Run {
+    /// Two topics: one with everything, and one past both plugins with the messages of one type.
+    async fn new(setup: Setup) -> Self {
+        let gateway = setup.start().await;
+        let mut sources = Vec::new();
+        for number in 0..PRODUCERS * SOURCES_EACH {
+            let id = gateway.device("source").await;
+            gateway.subscribe(&filtered(&id)).await;
+            let mode = if number % 2 == 0 { "TRANSIENT" } else { "PERSISTENT" };
+            sources.push(Source { id, mode, next: 1, accepted: Vec::new() });
+        }
+        let apis = json!({"apis": ["measurements"]});
+        gateway.subscribe(&json!({"context": "tenant", "subscription": "CrashAll", "subscriptionFilter": apis})).await;
+        let ledgers = [("CrashAll", "one"), ("CrashAll", "two"), ("CrashB", "one")];
+        let ledgers = ledgers.map(|(topic, name)| Ledger::new(topic, name)).into();
+        Self { gateway, dice: Dice::new(), sources, ledgers }
+    }
+
+    /// Load, and a kill in the middle of it.
+    async fn round(&mut self) {
+        let mut consumers = JoinSet::new();
+        for ledger in self.ledgers.drain(..) {
+            let consumer = self.gateway.consumer(ledger.topic, ledger.name).await;
+            consumers.spawn(consume(consumer, ledger, self.dice.split()));
+        }
+        let mut producers = JoinSet::new();
+        let producer = self.gateway.producer();
+        while !self.sources.is_empty() {
+            let own = self.sources.split_off(self.sources.len() - SOURCES_EACH);
+            producers.spawn(produce(producer.clone(), own));
+        }
+        tokio::time::sleep(Duration::from_millis(300 + self.dice.below(900))).await;
+        let killed = Instant::now();
+        self.gateway.kill9();
+        self.sources.extend(producers.join_all().await.into_iter().flatten());
+        self.ledgers = consumers.join_all().await;
+        self.ledgers.iter_mut().for_each(|ledger| ledger.killed(killed));
+        self.gateway.restart_process().await;
+    }
+
+    /// Lets the consumers catch up and returns what was violated.
+    async fn finish(mut self) -> Vec<String> {
+        let last = self.gateway.device("last").await;
+        self.gateway.subscribe(&filtered(&last)).await;
+        let mut consumers = Vec::new();
+        for ledger in self.ledgers.drain(..) {
+            consumers.push((self.gateway.consumer(ledger.topic, ledger.name).await, ledger));
+        }
+        self.gateway.post_measurement(&measurement(&last, "b", 0)).await.expect(201);
+        let mut violations = Vec::new();
+        for (consumer, ledger) in consumers {
+            let mut ledger = drain(consumer, ledger, &last).await;
+            ledger.finished(&self.sources);
+            violations.append(&mut ledger.violations);
+            let mut again = self.gateway.reconnect(ledger.topic, ledger.name).await;
+            if !again.is_silent_for(Duration::from_millis(300)).await {
+                violations.push(format!("{}/{}: acknowledged, and came again", ledger.topic, ledger.name));
+            }
+        }
+        for source in self.sources.iter().filter(|source| source.mode == "PERSISTENT") {
+            let stored = self.stored(&source.id).await;
+            let lost = source.accepted.iter().filter(|number| !stored.contains(number));
+            violations.extend(lost.map(|number| format!("lost from the store: {:?}", (&source.id, number))));
+        }
+        violations
+    }
+
+    async fn stored(&self, source: &str) -> BTreeSet<u64> {
+        let mut stored = BTreeSet::new();
+        for page in 1.. {
+            let path = format!("/measurement/measurements?source={source}&pageSize=2000&currentPage={page}");
+            let list = self.gateway.get(&path).await.expect(200).json();
+            let values: Vec<_> = list["measurements"].as_array().unwrap().iter().map(value_of).collect();
+            if values.is_empty() {
+                break;
+            }
+            stored.extend(values);
+        }
+        stored
+    }
+
+    fn accepted(&self) -> usize {
+        self.sources.iter().map(|source| source.accepted.len()).sum()
+    }
+}
+
+fn filtered(source: &str) -> Value {
+    let mut subscription = forwarded("CrashB", source);
+    subscription["subscriptionFilter"]["typeFilter"] = json!("'b' or 'c'");
+    subscription["fragmentsToCopy"] = json!(["c8y_Reading"]);
+    subscription
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_9_under_load_loses_nothing_and_keeps_every_order() {
+    let rounds: usize = std::env::var("TIDEGATE_CRASH_ROUNDS").map_or(5, |rounds| rounds.parse().unwrap());
+    let mut run = Run::new(Gateway::setup()).await;
+    let seed = run.dice.0;
+    for round in 1..=rounds {
+        let before = run.accepted();
+        run.round().await;
+        assert!(run.accepted() > before, "round {round} was no load");
+    }
+    let accepted = run.accepted();
+    let violations = run.finish().await;
+    let shown = &violations[..violations.len().min(20)];
+    assert!(violations.is_empty(), "seed {seed}, {accepted} accepted, {} violations: {shown:#?}", violations.len());
+}
+
+/// The checker must see what it is for: a gateway that answers before the commit.
+#[cfg(feature = "faults")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_gateway_that_answers_before_the_commit_is_found_out() {
+    let mut run = Run::new(Gateway::setup().env("TIDEGATE_FAULT", "answer-before-commit")).await;
+    for _ in 0..10 {
+        run.round().await;
+    }
+    let violations = run.finish().await;
+    assert!(violations.iter().any(|violation| violation.contains("lost")), "nothing was lost: {violations:?}");
+}
+
+// The process ends by itself only when it is asked to.
+#[tokio::test]
+async fn a_start_after_a_kill_while_starting_works() {
+    let mut gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let mut dice = Dice::new();
+    for _ in 0..5 {
+        gateway.kill9();
+        let arguments = gateway.serve_arguments();
+        let started = crate::harness::Program::spawn(&arguments, &[], &gateway.path("."), "killed");
+        tokio::time::sleep(Duration::from_millis(dice.below(150))).await;
+        drop(started);
+        gateway.restart_process().await;
+        eventually("the device is there", async || {
+            (gateway.get(&format!("/inventory/managedObjects/{device}")).await.status == 200).then_some(())
+        })
+        .await;
+    }
+}

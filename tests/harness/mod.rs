@@ -1,0 +1,36 @@
+//! Starts gateways and speaks to them, so that a test reads as a scene.
+#![allow(dead_code, unused_imports, reason = "shared by two test binaries, neither of which needs all of it")]
+
+mod call;
+mod consumer;
+mod gateway;
+mod raw;
+mod words;
+
+use std::time::{Duration, Instant};
+
+pub(crate) use call::{Answer, Call};
+pub(crate) use consumer::{Consumer, Frame};
+pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
+pub(crate) use raw::{raw, upgrade};
+pub(crate) use words::{forwarded, measurement, typed, value_of};
+
+/// How long anything may take before a test fails: long, since many gateways share the machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `look` finds something.
+pub(crate) async fn eventually<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "it never came to this: {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// The result of `work`, which must not take longer than [`PATIENCE`].
+pub(crate) async fn in_time<T>(what: &str, work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, work).await.unwrap_or_else(|_| panic!("it took too long: {what}"))
+}

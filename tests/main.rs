@@ -1,0 +1,17 @@
+//! The gateway as its users meet it: the real process, real sockets, one gateway and one data directory for each test.
+//!
+//! `harness` starts gateways and speaks to them; every other module holds the scenes of one subject.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod access;
+mod consumers;
+mod crash;
+mod harness;
+mod inventory;
+mod listen;
+mod measurements;
+mod plugins;
+mod shaping;
+mod startup;
+mod subscriptions;
+mod tokens;

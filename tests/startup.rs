@@ -1,0 +1,149 @@
+//! Starting, stopping, and what goes wrong on the way.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::harness::{Gateway, PASSWORD, Program, forwarded};
+
+/// Runs a command that has to fail, and returns what it says on standard error.
+async fn failure(gateway: &Gateway, arguments: &[String], name: &str) -> String {
+    let mut program = Program::spawn(arguments, &[], &gateway.path("."), name);
+    let status = program.wait().await;
+    assert!(!status.success(), "{arguments:?} ended with {status}");
+    program.stderr()
+}
+
+/// [`failure`] with one clear sentence.
+async fn sentence(gateway: &Gateway, arguments: &[String], name: &str) -> String {
+    let said = failure(gateway, arguments, name).await;
+    assert_eq!(said.trim_end().lines().count(), 1, "one clear sentence, not:\n{said}");
+    said
+}
+
+/// The value of `name` in a printed `export` line.
+fn exported(text: &str, name: &str) -> String {
+    let rest = text.split_once(&format!("{name}=")).unwrap_or_else(|| panic!("no {name} in:\n{text}")).1;
+    rest.split_whitespace().next().unwrap().to_owned()
+}
+
+// "The first start creates the database, tenant edge and user admin, prints the password once, and prints lines that can be
+// pasted".
+#[tokio::test]
+async fn the_first_start_prints_the_password_and_what_to_paste_and_the_second_does_not() {
+    let mut gateway = Gateway::setup().without_password().start().await;
+    let first = gateway.stdout();
+    assert_eq!(exported(&first, "TIDEGATE_URL"), format!("http://{}", gateway.addr));
+    assert_eq!(exported(&first, "TIDEGATE_USER"), "edge/admin");
+    let password = exported(&first, "TIDEGATE_PASSWORD");
+    assert!(password.len() >= 16, "{password}");
+    assert!(first.contains(" listen --subscription "), "{first}");
+    gateway.get("/metrics").user("edge/admin", &password).await.expect(200);
+    gateway.get("/metrics").user("edge/admin", PASSWORD).await.expect(401);
+    assert!(!gateway.stderr().contains(&password), "the log shows the password");
+
+    gateway.restart().await;
+    let second = gateway.stdout();
+    assert!(second.contains(&gateway.addr.to_string()), "{second}");
+    assert!(!second.contains("PASSWORD") && !second.contains(&password), "{second}");
+    gateway.get("/metrics").user("edge/admin", &password).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_given_password_is_not_printed_and_later_ones_change_nothing() {
+    let mut gateway = Gateway::start().await;
+    assert!(!gateway.stdout().contains(PASSWORD));
+    gateway.get("/metrics").await.expect(200);
+    gateway.stop().await;
+    let other = vec![("TIDEGATE_ADMIN_PASSWORD".to_owned(), "another one".to_owned())];
+    let _program = Program::spawn(&gateway.serve_arguments(), &other, &gateway.path("."), "other");
+    crate::harness::eventually("the gateway answers", async || gateway.get("/health/ready").send().await.ok()).await;
+    gateway.get("/metrics").await.expect(200);
+}
+
+// `decisions`: the ready file is JSON with the bound addresses, written atomically.
+#[tokio::test]
+async fn the_ready_file_names_the_bound_address_and_nothing_half_written_lies_beside_it() {
+    let gateway = Gateway::start().await;
+    let ready: Value = serde_json::from_slice(&fs::read(gateway.path("ready.json")).unwrap()).unwrap();
+    assert_eq!(ready, serde_json::json!({"http": gateway.addr.to_string()}));
+    assert_ne!(gateway.addr.port(), 0);
+    let beside: Vec<_> = fs::read_dir(gateway.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(beside.iter().all(|name| !name.to_string_lossy().contains("tmp")), "{beside:?}");
+}
+
+// "Clean shutdown on SIGTERM and SIGINT: stop accepting, drain, close consumers (1001), checkpoint, exit 0."
+#[tokio::test]
+async fn sigterm_and_sigint_close_consumers_with_1001_and_exit_0() {
+    let mut gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    for signal in ["TERM", "INT"] {
+        let mut consumer = gateway.consumer("Sub1", "subA").await;
+        gateway.measure(&device, "t", 1).await;
+        consumer.receive().await;
+        gateway.signal(signal);
+        assert_eq!(consumer.closed().await, Some(1001), "SIG{signal}");
+        gateway.ended().await;
+        let log = fs::metadata(gateway.data().join("tidegate.db-wal")).map_or(0, |log| log.len());
+        assert_eq!(log, 0, "the write-ahead log was not checkpointed");
+        gateway.restart_process().await;
+    }
+}
+
+#[tokio::test]
+async fn a_data_directory_has_one_gateway_and_a_port_one_listener() {
+    let gateway = Gateway::start().await;
+    let said = sentence(&gateway, &gateway.serve_arguments(), "second").await;
+    assert!(said.contains("in use by another gateway"), "{said}");
+
+    let elsewhere = gateway.path("elsewhere").into_os_string().into_string().unwrap();
+    let http = gateway.addr.to_string();
+    let arguments = ["serve", "--data", &elsewhere, "--http", &http].map(str::to_owned);
+    let said = sentence(&gateway, &arguments, "third").await;
+    assert!(said.contains(&http) && said.contains("in use"), "{said}");
+
+    gateway.get("/health/ready").await.expect(200);
+}
+
+// `decisions`: unknown keys are an error that names the nearest known one.
+#[tokio::test]
+async fn an_unknown_key_names_the_nearest_known_one() {
+    let mut gateway = Gateway::start().await;
+    gateway.stop().await;
+    for (config, key, nearest) in [
+        ("[consumer]\nwindwo = 10\n", "consumer.windwo", "consumer.window"),
+        ("[limits]\nbody_byte = 10\n", "limits.body_byte", "limits.body_bytes"),
+        ("[htpp]\naddr = '127.0.0.1:0'\n", "htpp.addr", "http.addr"),
+    ] {
+        fs::write(gateway.path("config.toml"), config).unwrap();
+        let said = sentence(&gateway, &gateway.serve_arguments(), key).await;
+        assert!(said.contains(key) && said.contains(nearest), "{said}");
+    }
+    fs::write(gateway.path("config.toml"), "[consumer]\nwindow = 'many'\n").unwrap();
+    let said = sentence(&gateway, &gateway.serve_arguments(), "value").await;
+    assert!(said.contains("consumer.window") && said.contains("a whole number"), "{said}");
+    fs::write(gateway.path("config.toml"), "[consumer\n").unwrap();
+    let said = failure(&gateway, &gateway.serve_arguments(), "syntax").await;
+    assert!(said.contains("not valid TOML"), "{said}");
+}
+
+#[tokio::test]
+async fn health_is_open_and_metrics_are_not() {
+    let gateway = Gateway::start().await;
+    gateway.get("/health/live").anonymous().await.expect(200);
+    gateway.get("/health/ready").anonymous().await.expect(200);
+    gateway.get("/metrics").anonymous().await.error(401, "");
+}
+
+// "compiled components kept in a cache keyed by digest and engine so that a second start compiles nothing"
+#[tokio::test]
+async fn a_second_start_compiles_nothing() {
+    let mut gateway = Gateway::start().await;
+    assert!(gateway.metric("tidegate_plugin_compilations_total").await >= 2.0);
+    gateway.restart().await;
+    assert_eq!(gateway.metric("tidegate_plugin_compilations_total").await, 0.0);
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&crate::harness::typed("Sub1", &device, "'t'")).await;
+    assert_eq!(gateway.metric("tidegate_plugin_compilations_total").await, 0.0);
+}
