@@ -133,6 +133,10 @@ impl Writer {
     /// Queues the changes of one turn, in order. Returns when they are queued; the answers follow the commit.
     /// `place` is given back after the commit.
     pub async fn changes(&self, changes: Vec<(Change, Answer)>, place: Option<OwnedSemaphorePermit>) {
+        if changes.is_empty() {
+            // There will be no commit to give the place back after.
+            return;
+        }
         if let Err(mpsc::error::SendError(Command::Changes { changes, .. })) =
             self.commands.send(Command::Changes { changes, place }).await
         {
