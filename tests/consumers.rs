@@ -229,8 +229,10 @@ async fn a_frame_larger_than_the_gateway_reads_ends_that_connection_only() {
     let (gateway, device) = line("").await;
     let mut a = gateway.consumer("Sub1", "subA").await;
     let mut b = gateway.consumer("Sub1", "subB").await;
-    a.send(&"x".repeat(1 << 20)).await;
-    a.closed().await;
+    // The gateway may have closed before all of it has left.
+    if a.try_send(&"x".repeat(1 << 20)).await {
+        a.closed().await;
+    }
     let mut a = gateway.reconnect("Sub1", "subA").await;
     measure(&gateway, &device, 1..=1).await;
     assert_eq!(values(&[a.next().await, b.next().await]), [1, 1]);

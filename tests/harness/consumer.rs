@@ -100,8 +100,13 @@ impl Consumer {
     }
 
     /// Sends without caring whether the gateway is still there; `true` when the bytes left.
+    pub(crate) async fn try_send(&mut self, text: &str) -> bool {
+        in_time("sending to the gateway", self.socket.send(Message::text(text))).await.is_ok()
+    }
+
+    /// Acknowledges without caring whether the gateway is still there.
     pub(crate) async fn try_ack(&mut self, frame: &Frame) -> bool {
-        self.socket.send(Message::text(frame.ack.as_str())).await.is_ok()
+        self.try_send(&frame.ack).await
     }
 
     /// Says goodbye and waits until the gateway has read it, and every acknowledgement before it.

@@ -123,7 +123,11 @@ where
             () = conditions.stopping.cancelled() => return End::Close(CloseCode::Away, "the gateway is stopping"),
             () = kicked.cancelled() => return End::Close(CloseCode::Normal, "unsubscribed"),
             first = incoming.next() => {
-                let Some(Ok(first)) = first else { return End::Gone };
+                let first = match first {
+                    Some(Ok(first)) => first,
+                    Some(Err(Error::Capacity(_))) => return End::Close(CloseCode::Size, "the message is too large"),
+                    Some(Err(_)) | None => return End::Gone,
+                };
                 let heard = hear(incoming, first, delivery);
                 if heard.active {
                     idle_at = Instant::now() + conditions.idle;
