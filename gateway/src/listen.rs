@@ -54,10 +54,11 @@ pub struct ListenArgs {
     /// Create the subscription first; one that exists already stays as it is
     #[arg(long)]
     pub subscribe: bool,
-    /// With --subscribe: only messages of this object; without it, those of the whole tenant
+    /// With --subscribe: only messages of this object; without it, the subscription is one of the tenant
     #[arg(long, value_name = "ID", requires = "subscribe")]
     pub source: Option<String>,
-    /// With --subscribe: which APIs, such as `measurements,managedobjects`
+    /// With --subscribe: which APIs, such as `measurements,managedobjects`; without it, all: of a tenant these are new managed
+    /// objects, and no measurements
     #[arg(long, value_name = "API", value_delimiter = ',', requires = "subscribe")]
     pub apis: Vec<String>,
     /// With --subscribe: which types, such as `'temperature' or 'pressure'`
@@ -166,7 +167,7 @@ impl Listener {
             match self.session().await {
                 Ok(()) => return Ok(()),
                 Err(Setback::Final(error)) => return Err(error),
-                Err(Setback::Passing(reason)) => self.say(reason),
+                Err(Setback::Passing(reason)) => self.say(format!("{reason}; trying again")),
             }
             if opened.elapsed() > LONGEST_DELAY {
                 self.failures = 0;

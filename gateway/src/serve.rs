@@ -1,8 +1,9 @@
 //! `tidegate serve`: puts the rooms together, runs them, and takes them apart in order.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,13 +83,19 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
 
     let stop = CancellationToken::new();
     let serving = tokio::spawn(http.serve(api::router(app.clone()), limits, stop.clone()));
+    // The password is told before anything else can fail.
+    greet(addr, &args.data, first_password.as_deref())?;
+    tracing::info!(http = %addr, "serving");
     if let Some(file) = &args.ready_file {
         write_ready_file(file, addr)?;
     }
-    greet(addr, &args.data, first_password.as_deref())?;
 
     signals.wait().await;
     tracing::info!("stopping");
+    if let Some(file) = &args.ready_file {
+        // Whoever reads it later must not find an address that answers no more.
+        let _ = fs::remove_file(file);
+    }
     stop.cancel();
     let stopped = tokio::select! {
         stopped = shut_down(&app, serving, writer) => stopped,
@@ -127,17 +134,19 @@ async fn build(
     let consumer_limits =
         ConsumerLimits { topics: config.limits.topics_per_tenant, consumers: config.limits.consumers_per_topic };
     let (writer, writing) = Writer::spawn(writing, ledger, clock.clone(), consumer_limits);
-    let (users, first_password) = load_users(&readers, &writer).await?;
     let sources = Sources::new(inventory::ids(&readers).await?);
     let ids = ObjectIds::load(&readers).await?;
     let plugins = plugins.await??;
     let index = Arc::new(Index::default());
     api::load_subscriptions(&readers, &plugins, &index).await?;
+    let key = SigningKey::open(data, KeyKind::Consumer)?;
+    // Last, so that no later failure can lose the first password.
+    let (users, first_password) = load_users(&readers, &writer).await?;
     let pipeline_limits = PipelineLimits { admission: config.limits.admission, frame_bytes: config.limits.frame_bytes };
     let app = App {
         clock,
         auth: Authenticator::new(users),
-        tokens: ConsumerTokens::new(&SigningKey::open(data, KeyKind::Consumer)?),
+        tokens: ConsumerTokens::new(&key),
         store: readers,
         sources,
         ids,
@@ -173,6 +182,9 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
             idle_seconds: settings.idle_seconds,
             ..PluginLimits::default()
         };
+        if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {
+            bail!("plugins.builtin_dir: {} is not a directory", dir.display());
+        }
         Ok(Plugins::start(&limits, &cache, settings.builtin_dir.as_deref())?)
     })
 }
@@ -180,7 +192,12 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
 /// Takes the data directory for this process.
 fn lock(data: &Path) -> anyhow::Result<File> {
     let directory = || format!("the data directory {}", data.display());
-    fs::create_dir_all(data).with_context(|| format!("{} could not be created", directory()))?;
+    // Messages and password hashes are nobody else's business.
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(data)
+        .with_context(|| format!("{} could not be created", directory()))?;
     let file = File::create(data.join("lock")).with_context(|| format!("{} cannot be written", directory()))?;
     match file.try_lock() {
         Ok(()) => Ok(file),

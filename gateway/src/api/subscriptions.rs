@@ -166,15 +166,13 @@ pub(super) fn forget_source(app: &App, tenant: &Tenant, source: u64) {
 /// Configures the plugins that the subscription needs.
 async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -> Result<Route, ApiError> {
     let filter = match &subscription.type_filter {
-        Some(text) => {
-            Some(configure(plugins, tenant, BuiltIn::TypeFilter, text, "subscriptionFilter.typeFilter").await?)
-        }
+        Some(text) => Some(configure(plugins, tenant, BuiltIn::TypeFilter, text).await?),
         None => None,
     };
     let transform = match &subscription.fragments_to_copy {
         Some(fragments) => {
             let settings = serde_json::to_string(fragments).expect("invariant: texts serialize");
-            Some(configure(plugins, tenant, BuiltIn::FragmentsToCopy, &settings, "fragmentsToCopy").await?)
+            Some(configure(plugins, tenant, BuiltIn::FragmentsToCopy, &settings).await?)
         }
         None => None,
     };
@@ -182,15 +180,10 @@ async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -
     Ok(Route { subscription, topic, filter, transform })
 }
 
-async fn configure(
-    plugins: &Plugins,
-    tenant: &Tenant,
-    plugin: BuiltIn,
-    settings: &str,
-    field: &str,
-) -> Result<Instance, ApiError> {
+async fn configure(plugins: &Plugins, tenant: &Tenant, plugin: BuiltIn, settings: &str) -> Result<Instance, ApiError> {
     plugins.configure(tenant, plugin, settings).await.map_err(|error| match error {
-        PluginError::Settings(text) => ApiError::unprocessable(format!("{field}: {text}")),
+        // The guest knows which field its settings come from.
+        PluginError::Settings(text) => ApiError::unprocessable(text.into_string()),
         other => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", other.to_string()),
     })
 }

@@ -19,12 +19,12 @@ const SEPARATOR: &str = "__";
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{origin} cannot be read: {source}")]
+    #[error("{origin} cannot be read: {reason}")]
     Read {
         /// The file.
         origin: String,
         /// What the system said.
-        source: io::Error,
+        reason: io::Error,
     },
     /// The file is not TOML.
     #[error("{origin} is not valid TOML: {reason}")]
@@ -98,7 +98,7 @@ fn merge(error: ::config::ConfigError) -> ConfigError {
 }
 
 fn read(path: &Path, origin: &str) -> Result<String, ConfigError> {
-    let failed = |source| ConfigError::Read { origin: origin.to_owned(), source };
+    let failed = |reason| ConfigError::Read { origin: origin.to_owned(), reason };
     let mut text = String::new();
     File::open(path).and_then(|file| file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)).map_err(failed)?;
     if text.len() as u64 > MAX_FILE_BYTES {

@@ -107,6 +107,7 @@ where
             match delivery.next().await {
                 Ok(frames) => {
                     more = !frames.is_empty();
+                    metrics::counter!("tidegate_messages_delivered_total").increment(frames.len() as u64);
                     outgoing.outbox.extend(frames.into_iter().map(Message::text));
                 }
                 Err(error) => {
@@ -151,6 +152,7 @@ where
 
 async fn settle(writer: &Writer, delivery: &Delivery, ids: Vec<u64>) {
     if !ids.is_empty() {
+        metrics::counter!("tidegate_messages_acknowledged_total").increment(ids.len() as u64);
         let attached = &delivery.attached;
         writer.settle(attached.topic.clone(), attached.consumer.clone(), ids).await;
     }

@@ -305,6 +305,11 @@ impl Worker {
         Ledger::seal(&mut staged);
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
+                metrics::counter!("tidegate_commits_total").increment(1);
+                metrics::counter!("tidegate_messages_appended_total")
+                    .increment(staged.transaction.messages.len() as u64);
+                metrics::counter!("tidegate_objects_stored_total")
+                    .increment(staged.transaction.measurements.len() as u64);
                 self.ledger.committed(staged);
                 Ok(verdicts)
             }
