@@ -295,6 +295,41 @@ async fn a_frame_over_the_limit_is_413_and_nothing_is_stored() {
 }
 
 #[tokio::test]
+async fn a_request_for_too_many_topics_is_413_and_nothing_is_stored() {
+    let gateway = Gateway::with("[limits]\nfan_out_messages = 5\nfan_out_bytes = 2000").await;
+    let device = gateway.device("pump").await;
+    let mut consumers = Vec::new();
+    for topic in ["Sub1", "Sub2", "Sub3"] {
+        gateway.subscribe(&forwarded(topic, &device)).await;
+        consumers.push(gateway.consumer(topic, "subA").await);
+    }
+    let two = json!({"measurements": [measurement(&device, "t", 1), measurement(&device, "t", 2)]});
+    gateway.post(PATH, &two).await.error(413, "more than 5 messages");
+    let mut large = measurement(&device, "t", 3);
+    large["note"] = json!("x".repeat(700));
+    gateway.post_measurement(&large).await.error(413, "2000 bytes");
+    gateway.measure(&device, "t", 4).await;
+    for consumer in &mut consumers {
+        assert_eq!(value_of(&consumer.receive().await.json()), 4);
+    }
+    let list = gateway.get(&format!("{PATH}?source={device}")).await.expect(200).json();
+    assert_eq!(values(&list), [4]);
+}
+
+#[tokio::test]
+async fn large_bodies_may_come_in_chunks_under_any_limit() {
+    let gateway = Gateway::with("[limits]\nbulk_bytes = 268435456").await;
+    let device = gateway.device("pump").await;
+    let many: Vec<_> = (0..2000).map(|value| measurement(&device, "t", value)).collect();
+    let body = json!({"measurements": many}).to_string().into_bytes();
+    assert!(body.len() > 128 << 10);
+    let chunks: Vec<Result<Vec<u8>, std::io::Error>> = body.chunks(10_000).map(|chunk| Ok(chunk.to_vec())).collect();
+    let stream = reqwest::Body::wrap_stream(futures_util::stream::iter(chunks));
+    let call = gateway.call("POST", PATH).body("application/json", stream);
+    call.await.expect(201);
+}
+
+#[tokio::test]
 async fn other_methods_are_405_and_name_the_allowed_ones() {
     let gateway = Gateway::start().await;
     for (method, path, allowed) in [

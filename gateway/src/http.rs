@@ -16,10 +16,10 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Bytes of a request's head; a longer one is 431.
+/// Bytes that are read ahead of a connection; a head that does not fit is 431.
 const HEAD_BYTES: usize = 64 << 10;
 /// How long requests may take to finish when the gateway stops.
-const DRAIN_WAIT: Duration = Duration::from_secs(10);
+const DRAIN_WAIT: Duration = Duration::from_secs(3);
 /// Pause after a failed accept, as when the process is out of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 

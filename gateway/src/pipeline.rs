@@ -24,6 +24,9 @@ use crate::writer::{Answer, Change, Refused, Writer};
 const TURN_MESSAGES: usize = 256;
 /// Bytes of bodies that a turn takes before it stops collecting.
 const TURN_BYTES: usize = 1 << 20;
+/// Routed messages after which a turn is handed to the writer in parts, and their bytes.
+const PART_MESSAGES: usize = 1 << 14;
+const PART_BYTES: usize = 8 << 20;
 
 /// Bounds on the upper half of the line.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,10 @@ pub struct PipelineLimits {
     pub admission: usize,
     /// Largest frame in bytes; a request with a larger one is refused whole.
     pub frame_bytes: usize,
+    /// Messages that one request may append to all topics together.
+    pub fan_out_messages: usize,
+    /// Bytes of their bodies before they are shaped.
+    pub fan_out_bytes: usize,
 }
 
 /// What a producer asks for: all of it or nothing.
@@ -145,27 +152,60 @@ async fn turns(line: Arc<Line>, mut queue: mpsc::Receiver<Admitted>) {
 }
 
 impl Line {
-    async fn turn(&self, turn: Vec<Admitted>, place: Option<OwnedSemaphorePermit>) {
-        let mut routed = self.route(&turn);
-        self.judge(&mut routed).await;
-        self.shape(&mut routed).await;
-        self.writer.changes(self.changes(turn, routed), place).await;
+    async fn turn(&self, turn: Vec<Admitted>, mut place: Option<OwnedSemaphorePermit>) {
+        let mut rest = turn.into_iter();
+        while rest.len() > 0 {
+            let (part, mut routed) = self.route(&mut rest);
+            self.judge(&mut routed).await;
+            self.shape(&mut routed).await;
+            let place = if rest.len() == 0 { place.take() } else { None };
+            self.writer.changes(self.changes(part, routed), place).await;
+        }
     }
 
-    /// Which subscriptions each message concerns. A topic that no consumer has ever connected to needs nothing.
-    fn route(&self, turn: &[Admitted]) -> Vec<Routed> {
+    /// Which subscriptions each message concerns, for as many requests as make a part. A topic that no consumer has ever
+    /// connected to needs nothing.
+    fn route(&self, rest: &mut impl Iterator<Item = Admitted>) -> (Vec<Admitted>, Vec<Routed>) {
+        let mut part = Vec::new();
         let mut routed = Vec::new();
-        for (request, admitted) in turn.iter().enumerate() {
-            for message in &admitted.request.messages {
-                for route in self.index.matching(message) {
-                    if self.topics.wants(&route.topic) {
-                        let message = message.clone();
-                        routed.push(Routed { request, message, route, outcome: Outcome::Passed });
-                    }
+        let mut bytes = 0;
+        while routed.len() < PART_MESSAGES
+            && bytes < PART_BYTES
+            && let Some(admitted) = rest.next()
+        {
+            let before = routed.len();
+            match self.route_request(part.len(), &admitted.request, &mut routed) {
+                Ok(more) => {
+                    bytes += more;
+                    part.push(admitted);
+                }
+                Err(refused) => {
+                    routed.truncate(before);
+                    let _ = admitted.answer.send(Err(refused));
                 }
             }
         }
-        routed
+        (part, routed)
+    }
+
+    /// Returns the bytes of what was routed.
+    fn route_request(&self, at: usize, request: &Request, routed: &mut Vec<Routed>) -> Result<usize, Refused> {
+        let PipelineLimits { fan_out_messages, fan_out_bytes, .. } = self.limits;
+        let (mut messages, mut bytes) = (0, 0);
+        for message in &request.messages {
+            for route in self.index.matching(message) {
+                if !self.topics.wants(&route.topic) {
+                    continue;
+                }
+                messages += 1;
+                bytes += message.body.len();
+                if messages > fan_out_messages || bytes > fan_out_bytes {
+                    return Err(Refused::FanOut { messages: fan_out_messages, bytes: fan_out_bytes });
+                }
+                routed.push(Routed { request: at, message: message.clone(), route, outcome: Outcome::Passed });
+            }
+        }
+        Ok(bytes)
     }
 
     async fn judge(&self, routed: &mut [Routed]) {
@@ -194,9 +234,10 @@ impl Line {
     /// What the writer commits for each request. One fault or oversized frame refuses its whole request.
     fn changes(&self, turn: Vec<Admitted>, routed: Vec<Routed>) -> Vec<(Change, Answer)> {
         let mut records: Vec<Result<Vec<Record>, Refused>> = turn.iter().map(|_| Ok(Vec::new())).collect();
+        let mut last = None;
         for routed in routed {
             if let Ok(list) = &mut records[routed.request] {
-                match self.record(&routed) {
+                match self.record(&routed, &mut last) {
                     Ok(record) => list.extend(record),
                     Err(refused) => records[routed.request] = Err(refused),
                 }
@@ -215,10 +256,15 @@ impl Line {
         changes
     }
 
-    fn record(&self, routed: &Routed) -> Result<Option<Record>, Refused> {
+    /// `last`: the stored form of the message before, which the next one has, too, if it is the same message unshaped.
+    fn record(&self, routed: &Routed, last: &mut Option<(Arc<Message>, Bytes)>) -> Result<Option<Record>, Refused> {
+        let message = &routed.message;
         let body = match &routed.outcome {
-            Outcome::Passed => &routed.message.body,
-            Outcome::Shaped(body) => body,
+            Outcome::Passed => match last {
+                Some((same, form)) if Arc::ptr_eq(same, message) => form.clone(),
+                _ => last.insert((message.clone(), dispatch::stored_form(message, &message.body))).1.clone(),
+            },
+            Outcome::Shaped(body) => dispatch::stored_form(message, body),
             Outcome::Dropped => return Ok(None),
             Outcome::Faulted(fault) => {
                 let subscription = routed.route.subscription.id;
@@ -226,14 +272,10 @@ impl Line {
             }
         };
         let topic = routed.route.topic.clone();
-        let body = dispatch::stored_form(&routed.message, body);
         let bytes = body.len() + dispatch::HEADER_BYTES;
-        if bytes > self.limits.frame_bytes {
-            return Err(Refused::FrameTooLarge {
-                topic: topic.name.to_string(),
-                bytes,
-                limit: self.limits.frame_bytes,
-            });
+        let limit = self.limits.frame_bytes;
+        if bytes > limit {
+            return Err(Refused::FrameTooLarge { topic: topic.name.to_string(), bytes, limit });
         }
         Ok(Some(Record { topic, body }))
     }

@@ -33,10 +33,10 @@ use crate::writer::{Change, ConsumerLimits, Writer};
 
 /// Name of the user that the first start creates.
 const ADMIN: &str = "admin";
-/// KiB of large request bodies that may be in memory at a time.
-const BODY_BUDGET_KIB: usize = 64 << 10;
+/// Bytes of large request bodies that may be in memory at a time, or twice `limits.bulk_bytes` if that is more.
+const BODY_BUDGET: usize = 64 << 20;
 /// How long consumers may take to close when the gateway stops.
-const CONSUMERS_WAIT: Duration = Duration::from_secs(5);
+const CONSUMERS_WAIT: Duration = Duration::from_secs(3);
 
 /// Flags of `tidegate serve`.
 #[derive(clap::Args, Clone, Debug)]
@@ -79,12 +79,16 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         head: Duration::from_secs(config.limits.request_seconds),
         dead: Duration::from_secs(config.consumer.dead_seconds),
     };
-    let Gateway { app, writer, first_password } = build(config, &args.data, metrics).await?;
+    let Gateway { app, writer, first_admin } = build(config, &args.data, metrics).await?;
+    // Told before it is stored, so that a password that nobody has seen does not count.
+    greet(addr, &args.data, first_admin.as_ref().and_then(|admin| admin.password.as_deref()))
+        .context("standard output cannot be written")?;
+    if let Some(admin) = first_admin {
+        store_admin(&app, admin.row).await?;
+    }
 
     let stop = CancellationToken::new();
     let serving = tokio::spawn(http.serve(api::router(app.clone()), limits, stop.clone()));
-    // The password is told before anything else can fail.
-    greet(addr, &args.data, first_password.as_deref())?;
     tracing::info!(http = %addr, "serving");
     if let Some(file) = &args.ready_file {
         write_ready_file(file, addr)?;
@@ -114,7 +118,14 @@ fn environment() -> impl Iterator<Item = (String, String)> {
 struct Gateway {
     app: Arc<App>,
     writer: tokio::task::JoinHandle<Result<(), crate::store::StoreError>>,
-    first_password: Option<String>,
+    first_admin: Option<FirstAdmin>,
+}
+
+/// The administrator that the first start makes.
+struct FirstAdmin {
+    row: UserRow,
+    /// There if it was not given, and so has to be told.
+    password: Option<String>,
 }
 
 /// Opens the store and starts the rooms, from the disk outwards.
@@ -139,14 +150,19 @@ async fn build(
     let plugins = plugins.await??;
     let index = Arc::new(Index::default());
     api::load_subscriptions(&readers, &plugins, &index).await?;
-    let key = SigningKey::open(data, KeyKind::Consumer)?;
-    // Last, so that no later failure can lose the first password.
-    let (users, first_password) = load_users(&readers, &writer).await?;
-    let pipeline_limits = PipelineLimits { admission: config.limits.admission, frame_bytes: config.limits.frame_bytes };
+    let users = load_users(&readers).await?;
+    let first_admin = if users.is_empty() { Some(first_admin().await?) } else { None };
+    let pipeline_limits = PipelineLimits {
+        admission: config.limits.admission,
+        frame_bytes: config.limits.frame_bytes,
+        fan_out_messages: config.limits.fan_out_messages,
+        fan_out_bytes: config.limits.fan_out_bytes,
+    };
+    let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,
         auth: Authenticator::new(users),
-        tokens: ConsumerTokens::new(&key),
+        tokens: ConsumerTokens::new(&SigningKey::open(data, KeyKind::Consumer)?),
         store: readers,
         sources,
         ids,
@@ -161,10 +177,10 @@ async fn build(
         metrics,
         stopping: CancellationToken::new(),
         consumers: tokio_util::task::TaskTracker::new(),
-        body_budget: tokio::sync::Semaphore::new(BODY_BUDGET_KIB),
+        body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,
     };
-    Ok(Gateway { app: Arc::new(app), writer: writing, first_password })
+    Ok(Gateway { app: Arc::new(app), writer: writing, first_admin })
 }
 
 /// Loads the plugins, and compiles them at a first start, beside everything else.
@@ -206,8 +222,7 @@ fn lock(data: &Path) -> anyhow::Result<File> {
     }
 }
 
-/// The users; the first start makes the administrator and returns its password, if it was not given.
-async fn load_users(store: &sqlx::SqlitePool, writer: &Writer) -> anyhow::Result<(Users, Option<String>)> {
+async fn load_users(store: &sqlx::SqlitePool) -> anyhow::Result<Users> {
     let rows = sqlx::query("SELECT tenant, name, hash, roles FROM user").fetch_all(store).await?;
     let mut users = Vec::with_capacity(rows.len());
     for row in rows {
@@ -218,20 +233,25 @@ async fn load_users(store: &sqlx::SqlitePool, writer: &Writer) -> anyhow::Result
             roles: row.try_get::<&str, _>(3)?.parse()?,
         });
     }
-    if !users.is_empty() {
-        return Ok((Users::load(users)?, None));
-    }
+    Ok(Users::load(users)?)
+}
+
+async fn first_admin() -> anyhow::Result<FirstAdmin> {
     let given = std::env::var("TIDEGATE_ADMIN_PASSWORD").ok().filter(|password| !password.is_empty());
     let made = if given.is_none() { Some(generate_password()) } else { None };
     let password = given.or_else(|| made.clone()).unwrap_or_default();
     let hash = tokio::task::spawn_blocking(move || hash_password(&password)).await??;
-    let admin = UserRow { tenant: DEFAULT_TENANT.into(), name: ADMIN.into(), hash, roles: Roles::all() };
+    let row = UserRow { tenant: DEFAULT_TENANT.into(), name: ADMIN.into(), hash, roles: Roles::all() };
+    Ok(FirstAdmin { row, password: made })
+}
+
+async fn store_admin(app: &App, admin: UserRow) -> anyhow::Result<()> {
     let text = |text: &str| Value::Text(text.to_owned());
     let values =
         vec![text(admin.tenant.as_str()), text(&admin.name), text(&admin.hash), text(&admin.roles.to_string())];
     let statement = Statement { sql: "INSERT INTO user(tenant, name, hash, roles) VALUES (?, ?, ?, ?)", values };
-    writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    Ok((Users::load([admin])?, made))
+    app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
+    Ok(app.auth.put(admin)?)
 }
 
 /// Stops in the order of the line: producers, turns, consumers, disk.

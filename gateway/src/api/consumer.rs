@@ -5,7 +5,9 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::response::Response;
-use hyper::header::{CONNECTION, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hyper::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
 use hyper::{HeaderMap, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::WebSocketStream;
@@ -55,8 +57,8 @@ fn accept_key(headers: &HeaderMap) -> Result<String, ApiError> {
         let message = "This is a WebSocket endpoint: ask for an upgrade to version 13.";
         return Err(ApiError::new(StatusCode::UPGRADE_REQUIRED, "general/upgradeRequired", message));
     }
-    let key = headers.get(SEC_WEBSOCKET_KEY).ok_or_else(|| {
-        ApiError::new(StatusCode::BAD_REQUEST, "general/badRequest", "The Sec-WebSocket-Key header is missing.")
-    })?;
-    Ok(derive_accept_key(key.as_bytes()))
+    let key = headers.get(SEC_WEBSOCKET_KEY).map(HeaderValue::as_bytes);
+    let key = key.filter(|key| STANDARD.decode(key).is_ok_and(|key| key.len() == 16));
+    let key = key.ok_or_else(|| ApiError::bad_request("The Sec-WebSocket-Key header must be 16 bytes in base64."))?;
+    Ok(derive_accept_key(key))
 }

@@ -46,6 +46,16 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "general/payloadTooLarge", message)
     }
 
+    /// 400: what HTTP itself asks for is not there.
+    pub fn bad_request(message: &'static str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "general/badRequest", message)
+    }
+
+    /// 503: the same request may succeed in a moment.
+    pub fn busy(message: &'static str) -> Self {
+        Self::unavailable(message)
+    }
+
     /// 405 that names what is allowed.
     pub fn method_not_allowed(allowed: &'static str) -> Self {
         let message = format!("This method is not allowed here; allowed: {allowed}.");
@@ -109,7 +119,7 @@ impl From<Refused> for ApiError {
         match refused {
             // The platform answers 500 when a backlog is full (seed 000, "Message backlog quota").
             Refused::Rejected(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Backlog Quota", message),
-            Refused::FrameTooLarge { .. } => Self::too_large(message),
+            Refused::FrameTooLarge { .. } | Refused::FanOut { .. } => Self::too_large(message),
             Refused::Plugin { .. } => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", message),
             Refused::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", message),
             Refused::Failed => Self::internal(message),

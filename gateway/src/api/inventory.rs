@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
 
 use super::subscriptions::forget_source;
-use super::{ApiError, App, AppState, Caller, Reply, found, json_limits, processing_mode, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, processing_mode, read_body};
 use crate::auth::Role;
 use crate::message::{Action, Api, Message, Tenant};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::inventory::{self, ManagedObject};
-use crate::platform::{ProcessingMode, deletion, parse_id};
+use crate::platform::{ProcessingMode, deletion};
 use crate::store::{Statement, Value};
 use crate::time;
 
@@ -51,11 +51,11 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
 pub(super) async fn get(
     State(app): AppState,
     caller: Caller,
-    Path(id): Path<String>,
+    Id(id): Id,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryRead)?;
-    let object = load(&app, &principal.tenant, &id).await?;
+    let object = load(&app, &principal.tenant, id).await?;
     Ok(found(&headers, "managedobject", render(&object, &caller).to_vec()))
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn get(
 pub(super) async fn update(
     State(app): AppState,
     caller: Caller,
-    Path(id): Path<String>,
+    Id(id): Id,
     request: Request,
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryAdmin)?;
@@ -71,8 +71,8 @@ pub(super) async fn update(
     let mode = processing_mode(&headers)?;
     let limit = app.config.limits.body_bytes;
     let patch = read_body(&app, &headers, body, limit).await?;
-    let _held = app.objects.lock(parse_id(&id).ok_or_else(missing)?).await;
-    let before = load(&app, &principal.tenant, &id).await?;
+    let _held = app.objects.lock(id.ok_or_else(missing)?).await;
+    let before = load(&app, &principal.tenant, id).await?;
     let reply = Reply { status: StatusCode::OK, location: None, media: "managedobject" };
     let Some(after) = before.merge(&patch, app.clock.now_ms(), &json_limits(&app.config), limit)? else {
         // A heartbeat changes nothing, and is answered with nothing but the id.
@@ -96,13 +96,13 @@ pub(super) async fn update(
 pub(super) async fn delete(
     State(app): AppState,
     caller: Caller,
-    Path(id): Path<String>,
+    Id(id): Id,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryAdmin)?;
     let mode = processing_mode(&headers)?;
-    let _held = app.objects.lock(parse_id(&id).ok_or_else(missing)?).await;
-    let object = load(&app, &principal.tenant, &id).await?;
+    let _held = app.objects.lock(id.ok_or_else(missing)?).await;
+    let object = load(&app, &principal.tenant, id).await?;
     let _subscribing = app.subscribing.lock().await;
     let row = || vec![Value::Int(object.id.cast_signed())];
     let statements = vec![
@@ -119,8 +119,8 @@ fn missing() -> ApiError {
     ApiError::not_found("inventory", "Finding device data from database failed")
 }
 
-async fn load(app: &App, tenant: &Tenant, id: &str) -> Result<ManagedObject, ApiError> {
-    let id = parse_id(id).ok_or_else(missing)?;
+async fn load(app: &App, tenant: &Tenant, id: Option<u64>) -> Result<ManagedObject, ApiError> {
+    let id = id.ok_or_else(missing)?;
     inventory::get(&app.store, tenant.as_str(), id).await?.ok_or_else(missing)
 }
 

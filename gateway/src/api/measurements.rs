@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
-use super::{ApiError, App, AppState, Caller, Reply, found, json_limits, processing_mode, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, processing_mode, query, read_body};
 use crate::auth::{Principal, Role};
 use crate::message::{Action, Api, Message};
 use crate::pipeline::Request as LineRequest;
+use crate::platform::ProcessingMode;
 use crate::platform::measurement::{self, Filter, NewMeasurement, Posted};
 use crate::platform::page::{Envelope, PageRequest};
-use crate::platform::{ProcessingMode, parse_id};
 use crate::store::MeasurementRow;
 
 const PATH: &str = "/measurement/measurements";
@@ -114,12 +114,12 @@ fn collection(made: &[(u64, Bytes)]) -> Vec<u8> {
 pub(super) async fn get(
     State(app): AppState,
     caller: Caller,
-    Path(id): Path<String>,
+    Id(id): Id,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::MeasurementRead)?;
     let missing = || ApiError::not_found("measurement", "Finding measurement from database failed");
-    let id = parse_id(&id).ok_or_else(missing)?;
+    let id = id.ok_or_else(missing)?;
     let measurement = measurement::get(&app.store, principal.tenant.as_str(), id).await?.ok_or_else(missing)?;
     let mut body = Vec::new();
     measurement.render(&caller.base_url, &mut body);

@@ -9,6 +9,7 @@ mod subscriptions;
 mod tokens;
 
 use std::borrow::Cow;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +18,8 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, LOCATION, ORIGIN};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, Method, StatusCode, Uri};
@@ -39,13 +40,13 @@ use crate::ids::ObjectIds;
 use crate::json;
 use crate::locks::KeyedLocks;
 use crate::pipeline::Pipeline;
-use crate::platform::{ProcessingMode, Sources};
+use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::subscription::Index;
 use crate::writer::Writer;
 
-/// Bodies larger than this take their size from a common budget before they are read.
-const SMALL_BODY: usize = 64 << 10;
+/// A body takes a piece of the common budget for each such part beyond the first.
+pub(crate) const SMALL_BODY: usize = 64 << 10;
 
 /// What handlers work with.
 pub struct App {
@@ -85,7 +86,7 @@ pub struct App {
     pub stopping: CancellationToken,
     /// Consumers that are connected.
     pub consumers: TaskTracker,
-    /// KiB of large bodies that may be in memory at a time.
+    /// Pieces of large bodies that may be in memory at a time.
     pub body_budget: Semaphore,
 }
 
@@ -178,33 +179,47 @@ fn base_url(config: &Config, headers: &HeaderMap) -> String {
     format!("http://{host}")
 }
 
-/// Reads the body of a request, at most `limit` bytes.
+/// Reads the body of a request, at most `limit` bytes. What passes [`SMALL_BODY`] counts to a common budget as it arrives.
 async fn read_body(app: &App, headers: &HeaderMap, body: Body, limit: usize) -> Result<Bytes, ApiError> {
     let too_large = || ApiError::too_large(format!("The body must have at most {limit} bytes."));
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let expected: usize = announced.unwrap_or(limit);
     if announced.is_some_and(|length: usize| length > limit) {
         return Err(too_large());
     }
-    let patience = Duration::from_secs(app.config.limits.request_seconds);
     let read = async {
-        let _budget = if expected > SMALL_BODY {
-            let kib = u32::try_from(expected.div_ceil(1024)).unwrap_or(u32::MAX);
-            Some(app.body_budget.acquire_many(kib).await)
-        } else {
-            None
-        };
-        Limited::new(body, limit).collect().await
+        let mut body = body;
+        let mut read = BytesMut::with_capacity(announced.unwrap_or_default().min(SMALL_BODY));
+        let mut held = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { return Err(ApiError::bad_request("The body could not be read.")) };
+            let Ok(data) = frame.into_data() else { continue };
+            if read.len() + data.len() > limit {
+                return Err(too_large());
+            }
+            read.extend_from_slice(&data);
+            if read.len() > SMALL_BODY * (held.len() + 1) {
+                // To wait for others that wait, too, would help nobody.
+                held.push(
+                    app.body_budget.try_acquire().map_err(|_| ApiError::busy("Too many large bodies are arriving."))?,
+                );
+            }
+        }
+        Ok(read.freeze())
     };
-    match tokio::time::timeout(patience, read).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.downcast_ref::<LengthLimitError>().is_some() => Err(too_large()),
-        Ok(Err(_)) => Err(ApiError::new(StatusCode::BAD_REQUEST, "general/badRequest", "The body could not be read.")),
-        Err(_) => Err(ApiError::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "general/requestTimeout",
-            "The body did not arrive in time.",
-        )),
+    let patience = Duration::from_secs(app.config.limits.request_seconds);
+    tokio::time::timeout(patience, read).await.unwrap_or_else(|_| {
+        Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "general/requestTimeout", "The body did not arrive in time."))
+    })
+}
+
+/// The id at the end of a path; `None` for what cannot be one.
+struct Id(Option<u64>);
+
+impl<S: Sync> FromRequestParts<S> for Id {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(Self(parts.uri.path().rsplit('/').next().and_then(parse_id)))
     }
 }
 

@@ -3,14 +3,14 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
-use super::{ApiError, App, AppState, Caller, Reply, found, parameter, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
 use crate::auth::Role;
 use crate::backlog::TopicKey;
 use crate::message::{Action, Api, Message, Tenant};
@@ -108,20 +108,20 @@ pub(super) async fn list(
 pub(super) async fn get(
     State(app): AppState,
     caller: Caller,
-    Path(id): Path<String>,
+    Id(id): Id,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let tenant = &caller.require(ROLE)?.tenant;
-    let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
     let body = route.subscription.render(&caller.base_url).to_string().into_bytes();
     Ok(found(&headers, "subscription", body))
 }
 
 /// DELETE of one. Topics and consumers stay (seed 000, "Deleting subscriptions").
-pub(super) async fn delete(State(app): AppState, caller: Caller, Path(id): Path<String>) -> Result<Response, ApiError> {
+pub(super) async fn delete(State(app): AppState, caller: Caller, Id(id): Id) -> Result<Response, ApiError> {
     let tenant = &caller.require(ROLE)?.tenant;
     let _subscribing = app.subscribing.lock().await;
-    let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
     remove(&app, tenant, &[route]).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -7,40 +7,23 @@ use axum::response::{IntoResponse, Response};
 use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
 use hyper::{StatusCode, Uri};
-use serde::Deserialize;
 
-use super::{ApiError, App, AppState, Caller, parameter, query, read_body};
+use super::{ApiError, App, AppState, Caller, json_limits, parameter, query, read_body};
 use crate::auth::{AuthError, ConsumerClaims, Role, TokenError};
 use crate::backlog::TopicKey;
-use crate::json::Invalid;
+use crate::json::{self, Invalid, Members};
+use crate::message::Tenant;
 use crate::subscription::check_name;
 
 /// What a token lives for when the request does not say (seed 000).
-const DEFAULT_MINUTES: i64 = 1440;
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct TokenRequest {
-    subscriber: Option<String>,
-    subscription: Option<String>,
-    expires_in_minutes: Option<i64>,
-    shared: Option<bool>,
-    non_persistent: Option<bool>,
-    /// Accepted and ignored: every token is signed.
-    #[serde(rename = "signed")]
-    _signed: Option<bool>,
-    #[serde(rename = "type")]
-    kind: Option<String>,
-}
+const DEFAULT_MINUTES: u64 = 1440;
 
 /// POST of `/notification2/token`.
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
     let tenant = &caller.require(Role::Notification2Admin)?.tenant;
     let (Parts { headers, .. }, body) = request.into_parts();
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
-    let wanted: TokenRequest =
-        serde_json::from_slice(&body).map_err(|error| ApiError::unprocessable(error.to_string()))?;
-    let (claims, minutes) = check(wanted, tenant)?;
+    let (claims, minutes) = read(&Members::parse(&body, &json_limits(&app.config))?, tenant)?;
     let token = app.tokens.mint(&claims, minutes, app.clock.now_ms()).map_err(|error| {
         tracing::error!(%error, "a token could not be made");
         ApiError::from(error)
@@ -49,24 +32,36 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     Ok(([(CONTENT_TYPE, "application/json")], body).into_response())
 }
 
-fn check(wanted: TokenRequest, tenant: &crate::message::Tenant) -> Result<(ConsumerClaims, u64), Invalid> {
-    let name = |field: &str, value: Option<String>| {
-        let name =
-            value.ok_or_else(|| Invalid::new("", format!("Following mandatory fields should be included: {field}")))?;
-        check_name(field, &name).map(|()| name)
+/// Reads a token request. JSON null counts as absent; `signed` is accepted and ignored, since every token is signed.
+fn read(wanted: &Members<'_>, tenant: &Tenant) -> Result<(ConsumerClaims, u64), Invalid> {
+    const KNOWN: [&str; 7] =
+        ["subscriber", "subscription", "expiresInMinutes", "shared", "nonPersistent", "signed", "type"];
+    if let Some(unknown) = wanted.iter().find(|member| !KNOWN.contains(&&*member.name)) {
+        return Err(Invalid::new(&unknown.name, "is not a known member of a token request"));
+    }
+    let name = |field: &str| {
+        let missing = || Invalid::new("", format!("Following mandatory fields should be included: {field}"));
+        let name = json::string(wanted.get(field).ok_or_else(missing)?, field)?;
+        check_name(field, &name).map(|()| name.into_owned())
     };
-    let subscription = name("subscription", wanted.subscription)?;
-    let subscriber = name("subscriber", wanted.subscriber)?;
-    let minutes = wanted.expires_in_minutes.unwrap_or(DEFAULT_MINUTES);
-    let minutes = u64::try_from(minutes).ok().filter(|minutes| *minutes > 0);
-    let minutes = minutes.ok_or_else(|| Invalid::new("expiresInMinutes", "must be at least 1"))?;
-    if wanted.kind.is_some_and(|kind| kind != "notification") {
+    let flag = |field: &str| wanted.get(field).map_or(Ok(false), |raw| json::boolean(raw, field));
+    let subscription = name("subscription")?;
+    let subscriber = name("subscriber")?;
+    let minutes = match wanted.get("expiresInMinutes") {
+        None => DEFAULT_MINUTES,
+        Some(raw) => raw
+            .parse()
+            .ok()
+            .filter(|minutes| *minutes > 0)
+            .ok_or_else(|| Invalid::new("expiresInMinutes", "must be a whole number of minutes, at least 1"))?,
+    };
+    if wanted.get("type").is_some_and(|kind| kind != "\"notification\"") {
         return Err(Invalid::new("type", "must be 'notification'"));
     }
-    if wanted.shared.unwrap_or(false) {
+    if flag("shared")? {
         return Err(Invalid::new("shared", "shared consumers are not supported yet"));
     }
-    if wanted.non_persistent.unwrap_or(false) {
+    if flag("nonPersistent")? {
         return Err(Invalid::new("nonPersistent", "non-persistent topics are not supported yet"));
     }
     let tenant = tenant.clone();

@@ -108,7 +108,7 @@ impl Authenticator {
     /// Verifies the value of an `Authorization` header: `Basic`, then base64 (padded or not) of `tenant/user:password`, or of
     /// `user:password` for the tenant [`DEFAULT_TENANT`]. The password may hold colons. Must be called in a tokio runtime.
     ///
-    /// An outcome is remembered for 60 s. A caller that goes away does not stop the verification that others wait for.
+    /// An outcome is remembered for 60 s, a good one for as long after its last use. A caller that goes away does not stop the verification that others wait for.
     ///
     /// # Errors
     /// [`AuthError::Missing`], [`AuthError::BadCredentials`], and [`AuthError::Busy`] when 64 verifications wait already.
@@ -206,6 +206,8 @@ impl Inner {
 
 impl State {
     fn recall(&mut self, fingerprint: &Fingerprint, now: Instant) -> Option<Outcome> {
+        // A client that is heard of stays known, however many others are waiting to be verified. Changes of users forget it.
+        self.accepted.renew(fingerprint, now);
         self.accepted.recall(fingerprint, now).or_else(|| self.refused.recall(fingerprint, now))
     }
 
@@ -241,6 +243,14 @@ impl Memory {
     fn recall(&mut self, fingerprint: &Fingerprint, now: Instant) -> Option<Outcome> {
         let (outcome, until) = self.0.get(fingerprint)?;
         (now < *until).then(|| outcome.clone())
+    }
+
+    fn renew(&mut self, fingerprint: &Fingerprint, now: Instant) {
+        if let Some((_, until)) = self.0.get_mut(fingerprint)
+            && now < *until
+        {
+            *until = now + REMEMBERED;
+        }
     }
 
     fn keep(&mut self, fingerprint: Fingerprint, outcome: Outcome, now: Instant) {
@@ -406,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn memory_ends_after_a_minute() {
+    async fn memory_ends_a_minute_after_the_last_use() {
         let auth = authenticator();
         let header = basic("admin:secret");
         let begun = Instant::now();
@@ -414,7 +424,9 @@ mod tests {
         let ended = Instant::now();
         let at = |now| auth.0.check(&header, now).unwrap();
         assert!(matches!(at(begun + REMEMBERED - Duration::from_millis(1)), Check::Remembered(Ok(_))));
-        assert!(matches!(at(ended + REMEMBERED), Check::UnderWay(_)));
+        // Its use has renewed it.
+        assert!(matches!(at(ended + REMEMBERED), Check::Remembered(Ok(_))));
+        assert!(matches!(at(ended + 3 * REMEMBERED), Check::UnderWay(_)));
     }
 
     #[tokio::test]

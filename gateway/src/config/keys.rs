@@ -43,6 +43,8 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("limits.bulk_bytes", Kind::Number(1..=256 * MIB)),
     ("limits.frame_bytes", Kind::Number(256..=64 * MIB)),
     // serde_json stops at 128 levels.
+    ("limits.fan_out_messages", Kind::Number(1..=10_000_000)),
+    ("limits.fan_out_bytes", Kind::Number(1_024..=268_435_456)),
     ("limits.json_depth", Kind::Number(1..=127)),
     ("limits.bulk_count", Kind::Number(1..=1_000_000)),
     ("limits.connections", Kind::Number(1..=1_000_000)),

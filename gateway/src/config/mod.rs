@@ -54,6 +54,10 @@ pub struct Limits {
     pub bulk_bytes: usize,
     /// Bytes of a notification with its header lines; a request that would make a longer one is 413 and stores nothing.
     pub frame_bytes: usize,
+    /// Messages that a request appends to all topics together; one that would append more is 413 and stores nothing.
+    pub fan_out_messages: usize,
+    /// Bytes of these messages' bodies, before they are shaped; one that would append more is 413 and stores nothing.
+    pub fan_out_bytes: usize,
     /// Levels of nesting in a JSON body; a deeper one is 422.
     pub json_depth: usize,
     /// Objects in a bulk request; more are 422.
@@ -159,6 +163,8 @@ impl Default for Limits {
             body_bytes: MIB,
             bulk_bytes: 16 * MIB,
             frame_bytes: MIB,
+            fan_out_messages: 100_000,
+            fan_out_bytes: 64 * MIB,
             json_depth: 64,
             bulk_count: 10_000,
             connections: 4_096,

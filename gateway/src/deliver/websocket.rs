@@ -138,6 +138,11 @@ where
                 if heard.unsubscribe {
                     return End::Unsubscribe;
                 }
+                if heard.closed {
+                    // The answer to a close is the last that is owed; a peer that does not read it is left behind.
+                    let _ = timeout(CLOSE_WAIT, outgoing.sink.close()).await;
+                    return End::Gone;
+                }
             }
             sent = outgoing.drain(), if !outgoing.outbox.is_empty() || !outgoing.flushed => {
                 if sent.is_err() {
@@ -164,6 +169,7 @@ struct Heard {
     settled: Vec<u64>,
     active: bool,
     unsubscribe: bool,
+    closed: bool,
 }
 
 fn ignored(reason: &'static str) {
@@ -196,7 +202,10 @@ where
             Message::Ping(_) => heard.active = true,
             Message::Binary(_) => ignored("binary"),
             Message::Pong(_) | Message::Frame(_) => {}
-            Message::Close(_) => return heard,
+            Message::Close(_) => {
+                heard.closed = true;
+                return heard;
+            }
         }
         if heard.settled.len() < INCOMING_BURST {
             next = match incoming.next().now_or_never() {

@@ -58,6 +58,16 @@ pub enum Refused {
         /// `limits.frame_bytes`.
         limit: usize,
     },
+    /// The request's messages, for all topics together, would pass `limits.fan_out_messages` or `limits.fan_out_bytes`.
+    #[error(
+        "the request would append more than {messages} messages or {bytes} bytes to all topics together; send less at a time"
+    )]
+    FanOut {
+        /// `limits.fan_out_messages`.
+        messages: usize,
+        /// `limits.fan_out_bytes`.
+        bytes: usize,
+    },
     /// A plugin of a subscription could not judge or shape the message.
     #[error("a plugin of subscription '{subscription}' failed: {reason}")]
     Plugin {
