@@ -26,13 +26,12 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// The frame of `message` without what a delivery adds: description line, action line, blank line, `body`.
 ///
-/// Line 2 of a frame is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content").
+/// Line 2 of a frame is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
 #[must_use]
-pub fn stored_form(message: &Message, body: &[u8]) -> Bytes {
-    let (tenant, api, source) = (message.tenant.as_str(), message.api.as_str(), message.source.as_str());
-    let action = message.action.as_str();
-    let mut form = Vec::with_capacity(tenant.len() + api.len() + source.len() + action.len() + body.len() + 6);
-    for part in ["/", tenant, "/", api, "/", source, "\n", action, "\n\n"] {
+pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
+    let (tenant, source, action) = (message.tenant.as_str(), message.source.as_str(), message.action.as_str());
+    let mut form = Vec::with_capacity(tenant.len() + kind.len() + source.len() + action.len() + body.len() + 6);
+    for part in ["/", tenant, "/", kind, "/", source, "\n", action, "\n\n"] {
         form.extend_from_slice(part.as_bytes());
     }
     form.extend_from_slice(body);
@@ -156,7 +155,7 @@ mod tests {
             time: "".into(),
             body: Bytes::from_static(b"{}"),
         };
-        let stored = stored_form(&message, &message.body);
+        let stored = stored_form(&message, "measurements", &message.body);
         assert_eq!(&stored[..], b"/edge/measurements/1001\nCREATE\n\n{}");
         let frame = frame(1, u64::MAX, std::str::from_utf8(&stored).unwrap());
         assert_eq!(

@@ -22,6 +22,12 @@ pub enum Api {
     Measurements,
     /// `managedobjects`
     ManagedObjects,
+    /// `events`
+    Events,
+    /// `alarms`
+    Alarms,
+    /// `operations`
+    Operations,
 }
 
 /// What happened to the object (seed 001, third header line).
@@ -61,6 +67,20 @@ impl Api {
         match self {
             Self::Measurements => "measurements",
             Self::ManagedObjects => "managedobjects",
+            Self::Events => "events",
+            Self::Alarms => "alarms",
+            Self::Operations => "operations",
+        }
+    }
+
+    /// The name under which a subscription takes this API's messages of its source and of all that is below it, where the API
+    /// has one (seed 000, "Subscription filters").
+    #[must_use]
+    pub fn with_children(self) -> Option<&'static str> {
+        match self {
+            Self::Events => Some("eventsWithChildren"),
+            Self::Alarms => Some("alarmsWithChildren"),
+            Self::Measurements | Self::ManagedObjects | Self::Operations => None,
         }
     }
 }

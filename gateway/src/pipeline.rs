@@ -75,6 +75,8 @@ struct Routed {
     request: usize,
     message: Arc<Message>,
     route: Arc<Route>,
+    /// The type in line 2 of its frame.
+    kind: &'static str,
     outcome: Outcome,
 }
 
@@ -193,7 +195,7 @@ impl Line {
         let PipelineLimits { fan_out_messages, fan_out_bytes, .. } = self.limits;
         let (mut messages, mut bytes) = (0, 0);
         for message in &request.messages {
-            for route in self.index.matching(message) {
+            for (route, kind) in self.index.matching(message) {
                 if !self.topics.wants(&route.topic) {
                     continue;
                 }
@@ -202,7 +204,7 @@ impl Line {
                 if messages > fan_out_messages || bytes > fan_out_bytes {
                     return Err(Refused::FanOut { messages: fan_out_messages, bytes: fan_out_bytes });
                 }
-                routed.push(Routed { request: at, message: message.clone(), route, outcome: Outcome::Passed });
+                routed.push(Routed { request: at, message: message.clone(), route, kind, outcome: Outcome::Passed });
             }
         }
         Ok(bytes)
@@ -257,14 +259,16 @@ impl Line {
     }
 
     /// `last`: the stored form of the message before, which the next one has, too, if it is the same message unshaped.
-    fn record(&self, routed: &Routed, last: &mut Option<(Arc<Message>, Bytes)>) -> Result<Option<Record>, Refused> {
-        let message = &routed.message;
+    fn record(&self, routed: &Routed, last: &mut Option<Unshaped>) -> Result<Option<Record>, Refused> {
+        let (message, kind) = (&routed.message, routed.kind);
         let body = match &routed.outcome {
             Outcome::Passed => match last {
-                Some((same, form)) if Arc::ptr_eq(same, message) => form.clone(),
-                _ => last.insert((message.clone(), dispatch::stored_form(message, &message.body))).1.clone(),
+                Some((same, of, form)) if Arc::ptr_eq(same, message) && *of == kind => form.clone(),
+                _ => {
+                    last.insert((message.clone(), kind, dispatch::stored_form(message, kind, &message.body))).2.clone()
+                }
             },
-            Outcome::Shaped(body) => dispatch::stored_form(message, body),
+            Outcome::Shaped(body) => dispatch::stored_form(message, kind, body),
             Outcome::Dropped => return Ok(None),
             Outcome::Faulted(fault) => {
                 let subscription = routed.route.subscription.id;
@@ -280,6 +284,9 @@ impl Line {
         Ok(Some(Record { topic, body }))
     }
 }
+
+/// A message, the type that it was stored under, and its stored form.
+type Unshaped = (Arc<Message>, &'static str, Bytes);
 
 /// One call for each plugin instance, and who the members of each batch are.
 struct Batches {

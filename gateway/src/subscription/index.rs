@@ -33,14 +33,16 @@ struct Routes {
 }
 
 impl Index {
-    /// The routes that `message` takes, but for what their filters say.
+    /// The routes that `message` takes, but for what their filters say, each with the type under which it takes it.
     #[must_use]
-    pub fn matching(&self, message: &Message) -> Vec<Arc<Route>> {
+    pub fn matching(&self, message: &Message) -> Vec<(Arc<Route>, &'static str)> {
         let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let Some(routes) = tenants.get(&message.tenant) else { return Vec::new() };
         let of_source = routes.by_source.get(&message.source).map_or(&[][..], Vec::as_slice);
         let concerned = of_source.iter().chain(&routes.tenant_wide);
-        concerned.filter(|route| route.subscription.wants(message)).cloned().collect()
+        concerned
+            .flat_map(|route| route.subscription.types(message, true).map(move |kind| (route.clone(), kind)))
+            .collect()
     }
 
     /// Puts a subscription in force.

@@ -71,22 +71,25 @@ impl Subscription {
         Ok(Self { id: 0, context, source, subscription, apis, type_filter, fragments_to_copy })
     }
 
-    /// Whether tenant, API, action and source of `message` are what this subscription wants.
+    /// The types (line 2 of a frame) under which this subscription forwards `message`: none, one or, where `*` takes both
+    /// `events` and `eventsWithChildren`, two. `own`: the message is of the subscription's source, not of a child below it.
     ///
     /// In `mo` context an object's own creation can never be forwarded, in `tenant` context nothing but creations of
     /// managed objects; tenant-wide measurements have to be named, `*` does not include them.
-    #[must_use]
-    pub fn wants(&self, message: &Message) -> bool {
-        let named = |api: Api| self.apis.as_ref().is_some_and(|apis| apis.iter().any(|name| name == api.as_str()));
+    pub fn types(&self, message: &Message, own: bool) -> impl Iterator<Item = &'static str> {
         let wildcard = self.apis.as_ref().is_none_or(|apis| apis.iter().any(|name| name == "*"));
-        match (self.context, message.api, message.action) {
+        let named = |wanted: &str| self.apis.as_ref().is_some_and(|apis| apis.iter().any(|name| name == wanted));
+        let Message { api, action, .. } = *message;
+        let possible = match (self.context, api, action) {
             (Context::Mo, Api::ManagedObjects, Action::Create) => false,
-            (Context::Mo, api, _) => wildcard || named(api),
-            (Context::Tenant, Api::ManagedObjects, action) => {
-                action == Action::Create && (wildcard || named(Api::ManagedObjects))
-            }
-            (Context::Tenant, Api::Measurements, _) => named(Api::Measurements),
-        }
+            (Context::Tenant, Api::ManagedObjects, action) => action == Action::Create,
+            (Context::Tenant, Api::Measurements, _) => !wildcard,
+            _ => true,
+        };
+        let plain = Some(api.as_str()).filter(|_| possible && own);
+        let with_children = api.with_children().filter(|_| self.context == Context::Mo);
+        let wanted = move |name: &&str| wildcard || named(name);
+        [plain.filter(wanted), with_children.filter(wanted)].into_iter().flatten()
     }
 
     /// Whether a second one like this would be a duplicate. Filters do not count.
@@ -193,13 +196,9 @@ fn check_apis(apis: &[String], context: Context) -> Result<(), String> {
     for api in apis {
         match api.as_str() {
             "*" if apis.len() > 1 => return Err("'*' must stand alone".to_owned()),
-            "*" | "measurements" | "managedobjects" => {}
-            "alarmsWithChildren" | "eventsWithChildren" if context == Context::Tenant => {
-                return Err(format!("'{api}' is only for the context 'mo'"));
-            }
-            "alarms" | "events" | "operations" | "alarmsWithChildren" | "eventsWithChildren" => {
-                return Err(format!("'{api}' is not supported yet"));
-            }
+            "*" | "measurements" | "managedobjects" | "alarms" | "events" | "operations" => {}
+            "alarmsWithChildren" | "eventsWithChildren" if context == Context::Mo => {}
+            "alarmsWithChildren" | "eventsWithChildren" => return Err(format!("'{api}' is only for the context 'mo'")),
             _ => return Err(format!("'{api}' is not a known API")),
         }
     }
@@ -317,24 +316,38 @@ mod tests {
             (Api::ManagedObjects, Action::Update),
             (Api::ManagedObjects, Action::Delete),
             (Api::Measurements, Action::Create),
+            (Api::Events, Action::Create),
+            (Api::Alarms, Action::Update),
+            (Api::Operations, Action::Create),
         ];
-        for (context, apis, expected) in [
-            ("mo", r#"["*"]"#, [false, true, true, true]),
-            ("mo", "null", [false, true, true, true]),
-            ("mo", r#"["measurements"]"#, [false, false, false, true]),
-            ("mo", r#"["managedobjects"]"#, [false, true, true, false]),
-            ("tenant", r#"["*"]"#, [true, false, false, false]),
-            ("tenant", "null", [true, false, false, false]),
-            ("tenant", r#"["measurements"]"#, [false, false, false, true]),
-            ("tenant", r#"["measurements","managedobjects"]"#, [true, false, false, true]),
+        let everything = "- managedobjects managedobjects measurements events+eventsWithChildren alarms+alarmsWithChildren operations";
+        for (context, apis, own, expected) in [
+            ("mo", r#"["*"]"#, true, everything),
+            ("mo", "null", true, everything),
+            ("mo", r#"["*"]"#, false, "- - - - eventsWithChildren alarmsWithChildren -"),
+            ("mo", r#"["measurements"]"#, true, "- - - measurements - - -"),
+            ("mo", r#"["managedobjects"]"#, true, "- managedobjects managedobjects - - - -"),
+            ("mo", r#"["events","operations"]"#, true, "- - - - events - operations"),
+            ("mo", r#"["events","operations"]"#, false, "- - - - - - -"),
+            ("mo", r#"["alarmsWithChildren"]"#, true, "- - - - - alarmsWithChildren -"),
+            ("mo", r#"["alarmsWithChildren","alarms"]"#, true, "- - - - - alarms+alarmsWithChildren -"),
+            ("mo", r#"["alarmsWithChildren","alarms"]"#, false, "- - - - - alarmsWithChildren -"),
+            ("tenant", r#"["*"]"#, true, "managedobjects - - - events alarms operations"),
+            ("tenant", "null", true, "managedobjects - - - events alarms operations"),
+            ("tenant", r#"["measurements"]"#, true, "- - - measurements - - -"),
+            ("tenant", r#"["measurements","managedobjects"]"#, true, "managedobjects - - measurements - - -"),
+            ("tenant", r#"["events"]"#, true, "- - - - events - -"),
         ] {
             let source = if context == "mo" { r#","source":{"id":"1"}"# } else { "" };
             let body = format!(
                 r#"{{"context":"{context}","subscription":"s"{source},"subscriptionFilter":{{"apis":{apis}}}}}"#
             );
             let subscription = Subscription::parse(body.as_bytes()).unwrap();
-            let wanted = all.map(|(api, action)| subscription.wants(&message(api, action)));
-            assert_eq!(wanted, expected, "{context} {apis}");
+            let types = all.map(|(api, action)| {
+                let types: Vec<_> = subscription.types(&message(api, action), own).collect();
+                if types.is_empty() { "-".to_owned() } else { types.join("+") }
+            });
+            assert_eq!(types.join(" "), expected, "{context} {apis} {own}");
         }
     }
 }
