@@ -1,6 +1,8 @@
 //! Starting, stopping, and what goes wrong on the way.
 
 use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -146,4 +148,25 @@ async fn a_second_start_compiles_nothing() {
     let device = gateway.device("pump").await;
     gateway.subscribe(&crate::harness::typed("Sub1", &device, "'t'")).await;
     assert_eq!(gateway.metric("tidegate_plugin_compilations_total").await, 0.0);
+}
+
+// design decision 6: "compilation happens in a child process of its own with limits"
+#[tokio::test]
+async fn plugins_are_compiled_by_a_child_that_says_what_is_wrong() {
+    let gateway = Gateway::start().await;
+    // The child's engine is the gateway's: what it made was taken.
+    assert!(gateway.metric("tidegate_plugin_compilations_total").await >= 2.0);
+    for (wasm, said) in [(&b"\0asm\x01\0\0\0"[..], "component"), (b"(not wasm", "expected")] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["compile-plugin", "--stack-bytes", "262144"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(wasm).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && output.stdout.is_empty() && text.contains(said), "{text}");
+    }
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidegate::listen::ListenArgs;
+use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
 
 /// Bodies are allocated on one thread and freed on another, which this allocator takes lightly.
@@ -24,14 +25,22 @@ enum Command {
     Serve(ServeArgs),
     /// Consumes a topic and prints its messages.
     Listen(ListenArgs),
+    /// Compiles a plugin from standard input to standard output, within limits. The gateway calls this itself.
+    #[command(name = compiler::COMMAND, hide = true)]
+    CompilePlugin {
+        /// Bytes of stack that a call may use.
+        #[arg(long)]
+        stack_bytes: usize,
+    },
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+fn main() -> ExitCode {
     let result = match Cli::parse().command {
-        None => tidegate::serve::run(ServeArgs::default()).await,
-        Some(Command::Serve(args)) => tidegate::serve::run(args).await,
-        Some(Command::Listen(args)) => tidegate::listen::run(args).await,
+        // Without threads that could meet the child's limits.
+        Some(Command::CompilePlugin { stack_bytes }) => compiler::run_child(stack_bytes).map_err(anyhow::Error::msg),
+        None => run(tidegate::serve::run(ServeArgs::default())),
+        Some(Command::Serve(args)) => run(tidegate::serve::run(args)),
+        Some(Command::Listen(args)) => run(tidegate::listen::run(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -42,4 +51,8 @@ async fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Runtime::new()?.block_on(command)
 }

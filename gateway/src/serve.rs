@@ -25,6 +25,7 @@ use crate::ids::ObjectIds;
 use crate::locks::KeyedLocks;
 use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::{Sources, inventory};
+use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
 use crate::store::{Statement, Store, Value};
 use crate::subscription::Index;
@@ -201,8 +202,15 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
         if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {
             bail!("plugins.builtin_dir: {} is not a directory", dir.display());
         }
-        Ok(Plugins::start(&limits, &cache, settings.builtin_dir.as_deref())?)
+        let compiler = Compiler::Child(own_program().context("the gateway's own program was not found")?);
+        Ok(Plugins::start(&limits, &compiler, &cache, settings.builtin_dir.as_deref())?)
     })
+}
+
+/// The program that this process runs, even if its file has been replaced by a newer one.
+fn own_program() -> io::Result<PathBuf> {
+    let running = PathBuf::from("/proc/self/exe");
+    if running.exists() { Ok(running) } else { std::env::current_exe() }
 }
 
 /// Takes the data directory for this process.

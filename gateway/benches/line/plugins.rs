@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use fragments_to_copy::Projection;
 use serde_json::Value;
 use tidegate::message::{Action, Api, Message, Tenant};
+use tidegate::plugin::compiler::Compiler;
 use tidegate::plugin::{BuiltIn, Fault, Instance, PluginLimits, Plugins};
 use tokio::runtime::Runtime;
 
@@ -79,7 +80,7 @@ fn row(guest: &str, size: usize, calls: usize, costs: Vec<(f64, f64)>, twin: &st
 impl Bench {
     fn set_up(cache: &Path, round: Duration) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-        let plugins = Plugins::start(&PluginLimits::default(), cache, None)?;
+        let plugins = Plugins::start(&PluginLimits::default(), &Compiler::Here, cache, None)?;
         let tenant = Tenant::from("edge");
         let configure = |plugin, settings: &str| runtime.block_on(plugins.configure(&tenant, plugin, settings));
         let filter = configure(BuiltIn::TypeFilter, &type_filter())?;

@@ -7,11 +7,10 @@ use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::SystemTime;
 
 use aws_lc_rs::digest::{Context, SHA256, SHA256_OUTPUT_LEN};
 use wasmtime::Engine;
@@ -37,20 +36,26 @@ impl Cache {
         Self { dir: dir.to_owned(), compiled: 0 }
     }
 
-    /// The component of these wasm bytes, from the cache or the compiler; the error says what is wrong with the bytes.
-    pub(super) fn load(&mut self, engine: &Engine, plugin: &'static str, wasm: &[u8]) -> Result<Component, String> {
+    /// The component of these wasm bytes, from the cache or from `compile`; the error says what is wrong with the bytes.
+    pub(super) fn load(
+        &mut self,
+        engine: &Engine,
+        plugin: &'static str,
+        wasm: &[u8],
+        compile: impl FnOnce() -> Result<Vec<u8>, String>,
+    ) -> Result<Component, String> {
         let name = name(engine, wasm);
         let path = self.dir.join(&name);
         if let Some(component) = read(engine, &name, &path) {
             tracing::debug!(plugin, "compiled code taken from the cache");
             return Ok(component);
         }
-        let component = compile(engine, plugin, wasm)?;
+        let code = compile()?;
         self.compiled += 1;
-        if let Err(error) = self.write(&name, &path, &component) {
+        if let Err(error) = self.write(&name, &path, &code) {
             tracing::warn!(plugin, %error, "the compiled plugin could not be kept for the next start");
         }
-        Ok(component)
+        deserialize(engine, &code).map_err(|error| format!("{error:#}"))
     }
 
     /// How many components had to be compiled.
@@ -58,15 +63,14 @@ impl Cache {
         self.compiled
     }
 
-    fn write(&self, name: &str, path: &Path, component: &Component) -> io::Result<()> {
+    fn write(&self, name: &str, path: &Path, code: &[u8]) -> io::Result<()> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
-        let code = component.serialize().map_err(io::Error::other)?;
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         let unfinished = self.dir.join(format!("{name}.{}-{serial}.tmp", process::id()));
         let written = create_private(&unfinished)
             .and_then(|mut file| {
-                file.write_all(&digest(name, &code))?;
-                file.write_all(&code)?;
+                file.write_all(&digest(name, code))?;
+                file.write_all(code)?;
                 file.sync_all()
             })
             .and_then(|()| fs::rename(&unfinished, path));
@@ -119,22 +123,20 @@ fn read(engine: &Engine, name: &str, path: &Path) -> Option<Component> {
         tracing::warn!("a file of compiled plugin code is damaged or foreign; compiling again");
         return None;
     }
-    #[allow(unsafe_code, reason = "wasmtime's only way to load compiled code")]
-    // SAFETY: the bytes are those that `Component::serialize` gave to this gateway: they were read from its private
-    // directory, nobody else may write the file, and their digest, which binds them to this wasm, this compiler and these
-    // settings, holds.
-    let component = unsafe { Component::deserialize(engine, code) };
-    component.inspect_err(|error| tracing::warn!(%error, "compiled plugin code does not fit; compiling again")).ok()
+    deserialize(engine, code)
+        .inspect_err(|error| tracing::warn!(%error, "compiled plugin code does not fit; compiling again"))
+        .ok()
 }
 
-fn compile(engine: &Engine, plugin: &'static str, wasm: &[u8]) -> Result<Component, String> {
-    let started = Instant::now();
-    let compiled = catch_unwind(AssertUnwindSafe(|| Component::from_binary(engine, wasm)))
-        .map_err(|_| "the compiler failed on it".to_owned())?
-        .map_err(|error| format!("{error:#}"))?;
-    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin).increment(1);
-    tracing::info!(plugin, milliseconds = started.elapsed().as_millis(), "plugin compiled");
-    Ok(compiled)
+/// `code` must come from this gateway's compiler.
+fn deserialize(engine: &Engine, code: &[u8]) -> wasmtime::Result<Component> {
+    #[allow(unsafe_code, reason = "wasmtime's only way to load compiled code")]
+    // SAFETY: the bytes come from wasmtime's own compiler: either straight from a child process of this program, or through
+    // the private directory, which nobody else may write, with a digest that binds them to this wasm, this compiler and
+    // these settings.
+    unsafe {
+        Component::deserialize(engine, code)
+    }
 }
 
 fn create_private(path: &Path) -> io::Result<File> {

@@ -6,6 +6,7 @@
 
 mod bindings;
 mod cache;
+pub mod compiler;
 mod engine;
 mod host;
 mod instance;
@@ -27,6 +28,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use self::cache::Cache;
+use self::compiler::Compiler;
 use self::instance::{Judge, Loaded, Shape};
 use self::pool::Pool;
 use crate::message::{Message, Tenant};
@@ -265,13 +267,18 @@ struct Inner {
 }
 
 impl Plugins {
-    /// Loads the built-in plugins, compiling those that `cache_dir` doesn't hold, and starts a thread for each core but one.
+    /// Loads the built-in plugins, having `compiler` compile those that `cache_dir` doesn't hold, and starts a thread for each core but one.
     /// Files `<name>.wasm` in `replace_dir` take the place of the built-in components, sandboxed the same.
     ///
     /// # Errors
     /// [`PluginError::Component`] for a replacement that is unreadable, too long, not of the plugin's world or that imports
     /// what the gateway doesn't offer; [`PluginError::Start`].
-    pub fn start(limits: &PluginLimits, cache_dir: &Path, replace_dir: Option<&Path>) -> Result<Self, PluginError> {
+    pub fn start(
+        limits: &PluginLimits,
+        compiler: &Compiler,
+        cache_dir: &Path,
+        replace_dir: Option<&Path>,
+    ) -> Result<Self, PluginError> {
         let engine = engine::engine(limits)?;
         let mut cache = Cache::open(cache_dir);
         let mut load = |plugin: BuiltIn| {
@@ -279,7 +286,9 @@ impl Plugins {
             replaced
                 .and_then(|wasm| {
                     let wasm = wasm.as_deref().unwrap_or(plugin.wasm());
-                    Loaded::new(&engine, plugin, &cache.load(&engine, plugin.name(), wasm)?, limits.log_lines)
+                    let compile = || compiler.compile(&engine, limits, plugin.name(), wasm);
+                    let component = cache.load(&engine, plugin.name(), wasm, compile)?;
+                    Loaded::new(&engine, plugin, &component, limits.log_lines)
                 })
                 .map_err(|reason| PluginError::Component { plugin: plugin.name(), reason })
         };

@@ -35,11 +35,11 @@ fn quick() -> PluginLimits {
 }
 
 fn start(limits: &PluginLimits) -> Plugins {
-    Plugins::start(limits, &shared_cache(), None).unwrap()
+    Plugins::start(limits, &Compiler::Here, &shared_cache(), None).unwrap()
 }
 
 fn start_with(limits: &PluginLimits, plugin: BuiltIn, faulty: &str) -> Plugins {
-    Plugins::start(limits, &shared_cache(), Some(instead_of(plugin, faulty).path())).unwrap()
+    Plugins::start(limits, &Compiler::Here, &shared_cache(), Some(instead_of(plugin, faulty).path())).unwrap()
 }
 
 fn message(kind: &str, body: &str) -> Arc<Message> {
@@ -88,7 +88,7 @@ struct TypeAndVerdict {
 /// The built-in plugins, or those of the directory that the build script names to compare two builds.
 fn start_components() -> Plugins {
     let components = std::env::var_os("TIDEGATE_COMPONENTS").map(PathBuf::from);
-    Plugins::start(&PluginLimits::default(), &shared_cache(), components.as_deref()).unwrap()
+    Plugins::start(&PluginLimits::default(), &Compiler::Here, &shared_cache(), components.as_deref()).unwrap()
 }
 
 #[tokio::test]
@@ -347,7 +347,7 @@ async fn instances_are_shared_bounded_and_dropped_when_idle() {
 async fn the_second_start_compiles_nothing() {
     let dir = TempDir::new().unwrap();
     let cache = dir.path().join("compiled");
-    let again = || Plugins::start(&quick(), &cache, None).unwrap().compiled();
+    let again = || Plugins::start(&quick(), &Compiler::Here, &cache, None).unwrap().compiled();
     assert_eq!((again(), again()), (2, 0));
 
     let files: Vec<PathBuf> = fs::read_dir(&cache).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -376,7 +376,7 @@ async fn without_a_cache_directory_plugins_run_all_the_same() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    let plugins = Plugins::start(&quick(), &file.join("cache"), None).unwrap();
+    let plugins = Plugins::start(&quick(), &Compiler::Here, &file.join("cache"), None).unwrap();
     let filter = instance(&plugins, FILTER, "'a'").await;
     assert_eq!(judge(&plugins, &filter, messages(1)).await, [Ok(true)]);
 }
@@ -400,7 +400,7 @@ fn unusable_components_are_refused() {
         let dir = TempDir::new().unwrap();
         fs::write(dir.path().join("type-filter.wasm"), wasm).unwrap();
         let limits = PluginLimits { component_bytes: 1 << 20, ..quick() };
-        match Plugins::start(&limits, &shared_cache(), Some(dir.path())) {
+        match Plugins::start(&limits, &Compiler::Here, &shared_cache(), Some(dir.path())) {
             Err(PluginError::Component { plugin: "type-filter", reason }) => reason,
             other => panic!("{:?}", other.err()),
         }
@@ -463,7 +463,8 @@ fn a_guest_sees_the_running_batch_only() {
     use super::host::{Batch, Host};
 
     let engine = engine::engine(&quick()).unwrap();
-    let component = Cache::open(&shared_cache()).load(&engine, FILTER.name(), FILTER.wasm()).unwrap();
+    let compile = || Compiler::Here.compile(&engine, &quick(), FILTER.name(), FILTER.wasm());
+    let component = Cache::open(&shared_cache()).load(&engine, FILTER.name(), FILTER.wasm(), compile).unwrap();
     let loaded = Arc::new(Loaded::new(&engine, FILTER, &component, 10).unwrap());
     let key = Key { hash: 0, tenant: "t1".into(), plugin: FILTER, settings: "".into() };
     let mut host = Host::new(&loaded, &Instance(Arc::new(key)), &quick());
