@@ -1,6 +1,7 @@
 //! `/notification2/subscriptions` (Notifications 2.0 OpenAPI; seed 000, "Creating subscriptions").
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -64,7 +65,7 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
         ],
     };
     app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    let rendered = subscription.render(&caller.base_url);
+    let rendered = render(&app, &caller, subscription);
     let location = Some(format!("{}{PATH}/{}", caller.base_url, subscription.id));
     app.index.insert(route);
     let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
@@ -98,7 +99,7 @@ pub(super) async fn list(
     let envelope = Envelope { url: &url, query: &query, name: "subscriptions", page, more, total: Some(total) };
     let mut body = Vec::new();
     let push = |route: &Arc<Route>, out: &mut Vec<u8>| {
-        out.extend_from_slice(route.subscription.render(&caller.base_url).to_string().as_bytes());
+        out.extend_from_slice(render(&app, &caller, &route.subscription).to_string().as_bytes());
     };
     envelope.render(shown, push, &mut body);
     Ok(found(&headers, "subscriptioncollection", body))
@@ -113,7 +114,7 @@ pub(super) async fn get(
 ) -> Result<Response, ApiError> {
     let tenant = &caller.require(ROLE)?.tenant;
     let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-    let body = route.subscription.render(&caller.base_url).to_string().into_bytes();
+    let body = render(&app, &caller, &route.subscription).to_string().into_bytes();
     Ok(found(&headers, "subscription", body))
 }
 
@@ -156,11 +157,17 @@ pub(crate) async fn load(store: &sqlx::SqlitePool, plugins: &Plugins, index: &In
     Ok(())
 }
 
-/// The deleted object's subscriptions are out of force; their rows went with the object's.
-pub(super) fn forget_source(app: &App, tenant: &Tenant, source: u64) {
-    for route in app.index.list(tenant, |subscription| subscription.source == Some(source)) {
+/// The deleted objects' subscriptions are out of force; their rows went with the objects'.
+pub(super) fn forget_sources(app: &App, tenant: &Tenant, sources: &BTreeSet<u64>) {
+    let of_deleted = |subscription: &Subscription| subscription.source.is_some_and(|id| sources.contains(&id));
+    for route in app.index.list(tenant, of_deleted) {
         app.index.remove(tenant, route.subscription.id);
     }
+}
+
+fn render(app: &App, caller: &Caller, subscription: &Subscription) -> serde_json::Value {
+    let name = subscription.source.and_then(|source| app.sources.name(source));
+    subscription.render(&caller.base_url, name.as_deref())
 }
 
 /// Configures the plugins that the subscription needs.
