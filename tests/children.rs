@@ -314,6 +314,76 @@ async fn links_notify_nobody_and_notifications_show_no_references() {
     }
 }
 
+// Seed 000, "Message backlog quota": the request fails, but the operational store has it.
+#[tokio::test]
+async fn what_a_full_backlog_keeps_back_is_stored_and_in_memory() {
+    let mut gateway = Gateway::with("[backlog]\nquota_bytes = 4096").await;
+    let (parent, old) = (gateway.device("parent").await, gateway.device("old").await);
+    link(&gateway, &parent, "childDevices", &old).await;
+    for subscription in [
+        json!({"context": "tenant", "subscription": "Full", "subscriptionFilter": {"apis": ["managedobjects"]}}),
+        json!({"context": "mo", "source": {"id": old}, "subscription": "Full"}),
+        json!({"context": "mo", "source": {"id": parent}, "subscription": "Full"}),
+    ] {
+        gateway.subscribe(&subscription).await;
+    }
+    gateway.consumer("Full", "subA").await.close().await;
+    while gateway.post(&format!("{OBJECTS}/{parent}/childAssets"), &json!({"name": "new"})).await.status == 201 {}
+    let refused = gateway.post(&format!("{OBJECTS}/{parent}/childAssets"), &json!({"name": "last"})).await;
+    refused.error(500, "Full");
+    gateway.put(&format!("{OBJECTS}/{parent}"), &json!({"name": "renamed"})).await.error(500, "Full");
+    // The last free bytes go to messages as small as that of the deletion.
+    let deleted = || gateway.delete(&format!("{OBJECTS}/{old}"));
+    while deleted().header("X-Cumulocity-Processing-Mode", "TRANSIENT").await.status == 204 {}
+    deleted().await.error(500, "Full");
+    let seen = async |gateway: &Gateway| {
+        let (parent, subscriptions) =
+            (object(gateway, &parent).await, gateway.get("/notification2/subscriptions").await);
+        (parent, subscriptions.expect(200).json()["subscriptions"].clone())
+    };
+    let (shown, subscriptions) = seen(&gateway).await;
+    assert_eq!((&shown["name"], &shown["childDevices"]["references"]), (&json!("renamed"), &json!([])));
+    let last = shown["childAssets"]["references"].as_array().unwrap().last().unwrap()["managedObject"].clone();
+    assert_eq!(last["name"], "last");
+    assert_eq!(subscriptions.as_array().unwrap().len(), 2, "that of the deleted object is gone");
+    assert_eq!(subscriptions[1]["source"]["name"], "renamed");
+    gateway.measure(last["id"].as_str().unwrap(), "t", 1).await;
+    gateway.post_measurement(&crate::harness::measurement(&old, "t", 1)).await.error(422, "source.id");
+    gateway.restart().await;
+    assert_eq!(seen(&gateway).await, (shown, subscriptions));
+}
+
+#[tokio::test]
+async fn processing_modes_are_kept() {
+    let gateway = Gateway::start().await;
+    let (parent, child) = (gateway.device("parent").await, gateway.device("child").await);
+    let subscription =
+        json!({"context": "tenant", "subscription": "S", "subscriptionFilter": {"apis": ["managedobjects"]}});
+    gateway.subscribe(&subscription).await;
+    let mut consumer = gateway.consumer("S", "subA").await;
+    let collection = format!("{OBJECTS}/{parent}/childDevices");
+    let transient = |call: crate::harness::Call| call.header("X-Cumulocity-Processing-Mode", "TRANSIENT");
+    let quiet = |call: crate::harness::Call| call.header("X-Cumulocity-Processing-Mode", "QUIESCENT");
+    for path in [OBJECTS, &collection] {
+        let gone = transient(gateway.post(path, &json!({"name": "told"}))).await.expect(201);
+        assert_eq!(gone.header("location"), None);
+        gateway.get(&format!("{OBJECTS}/{}", gone.json()["id"].as_str().unwrap())).await.error(404, "");
+        assert_eq!(consumer.receive().await.json()["name"], "told");
+        let stored = quiet(gateway.post(path, &json!({"name": "stored"}))).await.expect(201).json();
+        gateway.get(&format!("{OBJECTS}/{}", stored["id"].as_str().unwrap())).await.expect(200);
+    }
+    assert_eq!(object(&gateway, &parent).await["childDevices"]["references"].as_array().unwrap().len(), 1);
+    let reference = json!({"managedObject": {"id": child}});
+    transient(gateway.post(&collection, &reference)).await.error(422, "X-Cumulocity-Processing-Mode");
+    quiet(gateway.post(&collection, &reference)).await.expect(201);
+    transient(gateway.delete(&format!("{collection}/{child}"))).await.error(422, "X-Cumulocity-Processing-Mode");
+    transient(gateway.put(&format!("{OBJECTS}/{child}"), &json!({"name": "x"}))).await.expect(200);
+    transient(gateway.delete(&format!("{OBJECTS}/{child}"))).await.expect(204);
+    assert_eq!(gateway.get(&format!("{OBJECTS}/{child}")).await.expect(200).json()["name"], "child");
+    consumer.ping().await;
+    assert!(consumer.is_silent_for(std::time::Duration::from_millis(50)).await);
+}
+
 #[tokio::test]
 async fn links_made_and_broken_at_once_leave_memory_and_disk_alike() {
     let mut gateway = Gateway::start().await;

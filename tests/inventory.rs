@@ -356,3 +356,31 @@ async fn a_subscription_shows_the_name_of_its_source() {
     gateway.put(&format!("/inventory/managedObjects/{device}"), &json!({"name": null})).await.expect(200);
     assert_eq!(gateway.get(&path).await.expect(200).json()["source"].get("name"), None);
 }
+
+// A client that goes away before its answer leaves nothing that the disk has and memory has not.
+#[tokio::test]
+async fn requests_of_clients_that_went_away_are_carried_out_to_the_end() {
+    use tokio::io::AsyncWriteExt as _;
+    let gateway = Gateway::start().await;
+    let body = r#"{"name":"orphan"}"#;
+    let post = format!(
+        "POST /inventory/managedObjects HTTP/1.1\r\nHost: g\r\nContent-Length: {}\r\n\
+         Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n\r\n{body}",
+        body.len()
+    );
+    gateway.device("known").await;
+    for _ in 0..100 {
+        let mut socket = tokio::net::TcpStream::connect(gateway.addr).await.unwrap();
+        socket.write_all(post.as_bytes()).await.unwrap();
+    }
+    for _ in 0..20 {
+        // Those under way are on disk before these.
+        gateway.device("later").await;
+    }
+    let page = gateway.get("/inventory/managedObjects?query=name+eq+orphan&pageSize=2000").await.expect(200).json();
+    let found = page["managedObjects"].as_array().unwrap();
+    assert!(!found.is_empty(), "no request arrived");
+    for object in found {
+        gateway.measure(object["id"].as_str().unwrap(), "t", 1).await;
+    }
+}

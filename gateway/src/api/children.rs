@@ -17,12 +17,13 @@ use super::{
     ApiError, App, AppState, Caller, Reply, found, json_limits, processing_mode, query, read_body, to_the_end,
 };
 use crate::auth::Role;
+use crate::json::Invalid;
 use crate::message::Tenant;
 use crate::platform::children::{self, Kind, Posted, Relation, Shown, Side, push_reference};
 use crate::platform::inventory::ManagedObject;
 use crate::platform::page::{Envelope, PageRequest};
-use crate::platform::parse_id;
 use crate::platform::search::{self, Bounds, Filter};
+use crate::platform::{ProcessingMode, parse_id};
 use crate::store::{Statement, Value};
 use crate::writer::Change;
 
@@ -93,11 +94,15 @@ pub(super) async fn create(
                 link.parent(&app, tenant)?;
                 check_room(&app, tenant, parent, 1)?;
                 let more = |child| vec![insert(link.kind, parent, &BTreeSet::from([child]))];
-                let child = create_object(&app, &caller, mode, &body, more).await?;
-                app.sources.link(link.kind, parent, child.id);
-                Ok(created(&caller, &child, &headers))
+                let (child, done) = create_object(&app, &caller, mode, &body, more).await?;
+                if done.stored {
+                    app.sources.link(link.kind, parent, child.id);
+                }
+                done.told?;
+                Ok(created(&caller, &child, done.stored, &headers))
             }
             Posted::Reference(child) => {
+                check_mode(mode)?;
                 add(&app, tenant, link.kind, parent, BTreeSet::from([child])).await?;
                 let child = load(&app, tenant, Some(child)).await?;
                 let base = &caller.base_url;
@@ -110,6 +115,7 @@ pub(super) async fn create(
                 }))
             }
             Posted::References(children) => {
+                check_mode(mode)?;
                 add(&app, tenant, link.kind, parent, children.iter().copied().collect()).await?;
                 let base = &caller.base_url;
                 let url = format!("{base}{PATH}/{parent}/{}", link.kind.children());
@@ -127,6 +133,14 @@ pub(super) async fn create(
         }
     })
     .await
+}
+
+/// Nobody is told of a link, so nothing would be left of one that is not stored.
+fn check_mode(mode: ProcessingMode) -> Result<(), ApiError> {
+    if mode.stores() {
+        return Ok(());
+    }
+    Err(Invalid::new(ProcessingMode::HEADER, "must be one that stores, since nobody is told of links").into())
 }
 
 /// Links children that exist.
@@ -236,7 +250,7 @@ pub(super) async fn delete(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
-    processing_mode(&headers)?;
+    check_mode(processing_mode(&headers)?)?;
     let child = link.child.ok_or_else(missing)?;
     to_the_end(async move { remove(&app, &caller.principal.tenant, &link, BTreeSet::from([child])).await }).await
 }
@@ -250,7 +264,7 @@ pub(super) async fn delete_many(
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    processing_mode(&headers)?;
+    check_mode(processing_mode(&headers)?)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let children = children::parse_references(&body, &json_limits(&app.config))?;
     to_the_end(async move { remove(&app, &caller.principal.tenant, &link, children.into_iter().collect()).await }).await

@@ -24,6 +24,7 @@ use crate::platform::search::{self, Bounds, Filter, Listed};
 use crate::platform::{ProcessingMode, TooMany, deletion};
 use crate::store::{Statement, Value};
 use crate::time;
+use crate::writer::Refused;
 
 pub(super) const PATH: &str = "/inventory/managedObjects";
 /// How often a deletion looks again at a hierarchy that changes meanwhile.
@@ -36,27 +37,28 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     let mode = processing_mode(&headers)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     to_the_end(async move {
-        let object = create_object(&app, &caller, mode, &body, |_| Vec::new()).await?;
-        Ok(created(&caller, &object, &headers))
+        let (object, done) = create_object(&app, &caller, mode, &body, |_| Vec::new()).await?;
+        done.told?;
+        Ok(created(&caller, &object, done.stored, &headers))
     })
     .await
 }
 
-/// The answer to the POST of an object, which has no references yet.
-pub(super) fn created(caller: &Caller, object: &ManagedObject, headers: &HeaderMap) -> Response {
-    let location = Some(format!("{}{PATH}/{}", caller.base_url, object.id));
+/// The answer to the POST of an object, which has no references yet. Nothing can be found under the URL of what was not stored.
+pub(super) fn created(caller: &Caller, object: &ManagedObject, stored: bool, headers: &HeaderMap) -> Response {
+    let location = stored.then(|| format!("{}{PATH}/{}", caller.base_url, object.id));
     Reply { status: StatusCode::CREATED, location, media: "managedobject" }
-        .respond(headers, || told(object, caller).to_vec())
+        .respond(headers, || render(object, caller).to_vec())
 }
 
-/// Stores a new object, with what `more` adds to its commit, and tells of it.
+/// Stores a new object, with what `more` adds to its commit, and tells of it, as `mode` says.
 pub(super) async fn create_object(
     app: &App,
     caller: &Caller,
     mode: ProcessingMode,
     body: &[u8],
     more: impl FnOnce(u64) -> Vec<Statement>,
-) -> Result<ManagedObject, ApiError> {
+) -> Result<(ManagedObject, Done), ApiError> {
     let principal = &caller.principal;
     let tenant = &principal.tenant;
     let new = inventory::parse(body, &principal.user, &json_limits(&app.config))?;
@@ -78,10 +80,12 @@ pub(super) async fn create_object(
         ],
     }];
     statements.extend(more(id));
-    submit(app, tenant, mode, vec![message(tenant, &object, Action::Create, told(&object, caller))], statements)
-        .await?;
-    app.sources.insert(tenant, id, object.name().as_deref());
-    Ok(object)
+    let messages = vec![message(tenant, &object, Action::Create, render(&object, caller))];
+    let done = submit(app, tenant, mode, messages, statements).await?;
+    if done.stored {
+        app.sources.insert(tenant, id, object.name().as_deref());
+    }
+    Ok((object, done))
 }
 
 /// GET of a page, filtered by the parameters of [`Filter`].
@@ -165,18 +169,12 @@ pub(super) async fn update(
             // A heartbeat changes nothing, and is answered with nothing but the id.
             return Ok(reply.respond(&headers, || deletion(before.id).to_vec()));
         };
-        let statement = Statement {
-            sql: "UPDATE managed_object SET type = ?, updated = ?, body = ? WHERE id = ?",
-            values: vec![
-                kind(&after),
-                Value::Int(after.updated_ms),
-                Value::Blob(after.body.clone()),
-                Value::Int(after.id.cast_signed()),
-            ],
-        };
-        let told = told(&after, &caller);
-        submit(&app, tenant, mode, vec![message(tenant, &after, Action::Update, told)], vec![statement]).await?;
-        app.sources.insert(tenant, after.id, after.name().as_deref());
+        let messages = vec![message(tenant, &after, Action::Update, render(&after, &caller))];
+        let done = submit(&app, tenant, mode, messages, vec![replacement(&after)]).await?;
+        if done.stored {
+            app.sources.insert(tenant, after.id, after.name().as_deref());
+        }
+        done.told?;
         Ok(reply.respond(&headers, || {
             let mut body = Vec::new();
             push_object(&app, &caller, Shown::default(), &after, &mut body);
@@ -281,12 +279,14 @@ async fn delete_objects(
         "DELETE FROM link WHERE child IN (SELECT value FROM json_each(?))",
     ]
     .map(|sql| Statement { sql, values: vec![Value::Text(ids.clone())] });
-    submit(app, tenant, mode, messages, statements.into()).await?;
-    for id in doomed {
-        app.sources.remove(*id);
+    let done = submit(app, tenant, mode, messages, statements.into()).await?;
+    if done.stored {
+        for id in doomed {
+            app.sources.remove(*id);
+        }
+        forget_sources(app, tenant, doomed);
     }
-    forget_sources(app, tenant, doomed);
-    Ok(())
+    done.told
 }
 
 pub(super) fn missing() -> ApiError {
@@ -313,7 +313,7 @@ pub(super) fn push_object(app: &App, caller: &Caller, shown: Shown, object: &Man
 }
 
 /// The object as its notifications tell of it.
-fn told(object: &ManagedObject, caller: &Caller) -> Bytes {
+pub(super) fn render(object: &ManagedObject, caller: &Caller) -> Bytes {
     let mut body = Vec::new();
     object.render(&caller.base_url, &mut body);
     body.into()
@@ -323,7 +323,8 @@ fn kind(object: &ManagedObject) -> Value {
     object.kind.as_deref().map_or(Value::Null, |kind| Value::Text(kind.to_owned()))
 }
 
-fn message(tenant: &Tenant, object: &ManagedObject, action: Action, body: Bytes) -> Arc<Message> {
+/// What subscriptions hear of an object.
+pub(super) fn message(tenant: &Tenant, object: &ManagedObject, action: Action, body: Bytes) -> Arc<Message> {
     let mut updated = Vec::new();
     time::write(object.updated_ms, &mut updated);
     Arc::new(Message {
@@ -337,17 +338,45 @@ fn message(tenant: &Tenant, object: &ManagedObject, action: Action, body: Bytes)
     })
 }
 
+/// Stores an object that has changed.
+pub(super) fn replacement(object: &ManagedObject) -> Statement {
+    Statement {
+        sql: "UPDATE managed_object SET type = ?, updated = ?, body = ? WHERE id = ?",
+        values: vec![
+            kind(object),
+            Value::Int(object.updated_ms),
+            Value::Blob(object.body.clone()),
+            Value::Int(object.id.cast_signed()),
+        ],
+    }
+}
+
+/// What became of a request that was not refused as a whole.
+pub(super) struct Done {
+    /// The store holds it: memory has to follow, whatever the answer is.
+    pub(super) stored: bool,
+    /// A full backlog keeps messages back, but not what is stored (seed 000, "Message backlog quota").
+    pub(super) told: Result<(), ApiError>,
+}
+
 async fn submit(
     app: &App,
     tenant: &Tenant,
     mode: ProcessingMode,
     messages: Vec<Arc<Message>>,
     statements: Vec<Statement>,
-) -> Result<(), ApiError> {
+) -> Result<Done, ApiError> {
     let mut request = LineRequest::default();
-    request.change.statements = statements;
+    let stored = mode.stores();
+    if stored {
+        request.change.statements = statements;
+    }
     if mode.notifies() {
         request.messages = messages;
     }
-    app.pipeline.submit(tenant, request).await.map_err(ApiError::from)
+    match app.pipeline.submit(tenant, request).await {
+        Ok(()) => Ok(Done { stored, told: Ok(()) }),
+        Err(refused @ Refused::Rejected(_)) => Ok(Done { stored, told: Err(refused.into()) }),
+        Err(refused) => Err(refused.into()),
+    }
 }

@@ -1,7 +1,5 @@
 //! Links between managed objects: their three kinds, what clients send to make and to break them, and how they are shown.
 
-use bytes::Bytes;
-
 use super::page::{Query, flag, flag_or};
 use super::sources::{Related, Sources};
 use super::{PATH, id_value, missing, push_decimal, push_self};
@@ -184,7 +182,7 @@ pub enum Posted {
 ///
 /// # Errors
 /// Names the first member that is wrong or missing.
-pub fn parse_posted(content_type: Option<&str>, body: &Bytes, limits: &Limits) -> Result<Posted, Invalid> {
+pub fn parse_posted(content_type: Option<&str>, body: &[u8], limits: &Limits) -> Result<Posted, Invalid> {
     let members = Members::parse(body, limits)?;
     let media_type = content_type.unwrap_or_default().to_ascii_lowercase();
     if media_type.contains("managedobjectreferencecollection") {
@@ -249,7 +247,7 @@ mod tests {
     use super::*;
 
     fn posted(content_type: Option<&str>, body: &str) -> Result<Posted, Invalid> {
-        parse_posted(content_type, &Bytes::copy_from_slice(body.as_bytes()), &Limits::default())
+        parse_posted(content_type, body.as_bytes(), &Limits::default())
     }
 
     #[test]
