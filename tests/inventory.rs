@@ -368,7 +368,7 @@ async fn requests_of_clients_that_went_away_are_carried_out_to_the_end() {
          Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n\r\n{body}",
         body.len()
     );
-    gateway.device("known").await;
+    gateway.device("the first request, which waits for its password to be verified").await;
     for _ in 0..100 {
         let mut socket = tokio::net::TcpStream::connect(gateway.addr).await.unwrap();
         socket.write_all(post.as_bytes()).await.unwrap();

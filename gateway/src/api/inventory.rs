@@ -241,7 +241,9 @@ async fn doomed(app: &App, tenant: &Tenant, id: u64, wish: Wish) -> Result<BTree
         while let Some(group) = groups.pop() {
             let assets = Relation { side: Side::Children, kind: Kind::Assets };
             for (child, _) in app.sources.related(group, assets, 0, usize::MAX).objects {
-                if load(app, tenant, Some(child)).await?.is_group() && doomed.insert(child) {
+                // One that is gone meanwhile is none.
+                let child_object = inventory::get(&app.store, tenant.as_str(), child).await?;
+                if child_object.is_some_and(|object| object.is_group()) && doomed.insert(child) {
                     groups.push(child);
                 }
             }
@@ -378,5 +380,27 @@ async fn submit(
         Ok(()) => Ok(Done { stored, told: Ok(()) }),
         Err(refused @ Refused::Rejected(_)) => Ok(Done { stored, told: Err(refused.into()) }),
         Err(refused) => Err(refused.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::json::Limits;
+
+    #[test]
+    fn a_page_is_bounded_with_its_references() {
+        let object = inventory::parse(b"{}", "admin", &Limits::default()).unwrap().created(1, 0);
+        let page = PageRequest::parse(&[]).unwrap();
+        let envelope = Envelope { url: "", query: &[], name: "managedObjects", page, more: false, total: None };
+        let mebibyte = |_: &ManagedObject, out: &mut Vec<u8>| out.resize(1 << 20, b'0');
+        let rendered = |count| {
+            let listed = Listed { objects: vec![object.clone(); count], more: false, total: None };
+            rendered_page(&envelope, &listed, mebibyte)
+        };
+        assert!(rendered(32).unwrap().len() > 32 << 20);
+        assert!(format!("{:?}", rendered(33).unwrap_err()).contains("pageSize: the page is too large"));
     }
 }

@@ -11,7 +11,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
-use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body, to_the_end};
 use crate::auth::Role;
 use crate::backlog::TopicKey;
 use crate::message::{Action, Api, Message, Tenant};
@@ -41,17 +41,27 @@ pub(super) async fn resource(caller: Caller, headers: HeaderMap) -> Result<Respo
 
 /// POST.
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
+    caller.require(ROLE)?;
     let (Parts { headers, .. }, body) = request.into_parts();
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
-    let mut subscription = Subscription::parse(&body)?;
+    let subscription = Subscription::parse(&body)?;
+    to_the_end(async move { make(&app, &caller, &headers, subscription).await }).await
+}
+
+async fn make(
+    app: &App,
+    caller: &Caller,
+    headers: &HeaderMap,
+    mut subscription: Subscription,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.principal.tenant;
     let _subscribing = app.subscribing.lock().await;
     if let Some(source) = subscription.source
         && !app.sources.exists(tenant, source)
     {
         return Err(ApiError::not_found("inventory", "Finding device data from database failed"));
     }
-    refuse_duplicate(&app, tenant, &subscription)?;
+    refuse_duplicate(app, tenant, &subscription)?;
     subscription.id = app.ids.take(1, &app.writer).await?;
     let route = route(&app.plugins, tenant, subscription).await?;
     let subscription = &route.subscription;
@@ -65,11 +75,11 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
         ],
     };
     app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    let rendered = render(&app, &caller, subscription);
+    let rendered = render(app, caller, subscription);
     let location = Some(format!("{}{PATH}/{}", caller.base_url, subscription.id));
     app.index.insert(route);
     let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
-    Ok(reply.respond(&headers, || rendered.to_string().into_bytes()))
+    Ok(reply.respond(headers, || rendered.to_string().into_bytes()))
 }
 
 /// GET of a page, filtered by `context`, `source`, `subscription` and `typeFilter`.
@@ -120,28 +130,33 @@ pub(super) async fn get(
 
 /// DELETE of one. Topics and consumers stay (seed 000, "Deleting subscriptions").
 pub(super) async fn delete(State(app): AppState, caller: Caller, Id(id): Id) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
-    let _subscribing = app.subscribing.lock().await;
-    let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-    remove(&app, tenant, &[route]).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    caller.require(ROLE)?;
+    to_the_end(async move {
+        let tenant = &caller.principal.tenant;
+        let _subscribing = app.subscribing.lock().await;
+        let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+        remove(&app, tenant, &[route]).await
+    })
+    .await
 }
 
 /// DELETE of all subscriptions of a source, or of the tenant context.
 pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
-    let query = query(&uri);
-    let mut selection = Selection::parse(&query)?;
+    caller.require(ROLE)?;
+    let mut selection = Selection::parse(&query(&uri))?;
     // Without a context the source's own are meant.
     let context = *selection.context.get_or_insert(Context::Mo);
     match (context, selection.source) {
         (Context::Mo, None) => Err(ApiError::unprocessable("source: is needed unless 'context' is 'tenant'")),
         (Context::Tenant, Some(_)) => Err(ApiError::unprocessable("source: is only for the context 'mo'")),
         _ => {
-            let _subscribing = app.subscribing.lock().await;
-            let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
-            remove(&app, tenant, &routes).await?;
-            Ok(StatusCode::NO_CONTENT.into_response())
+            to_the_end(async move {
+                let tenant = &caller.principal.tenant;
+                let _subscribing = app.subscribing.lock().await;
+                let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
+                remove(&app, tenant, &routes).await
+            })
+            .await
         }
     }
 }
@@ -240,7 +255,7 @@ fn refuse_duplicate(app: &App, tenant: &Tenant, new: &Subscription) -> Result<()
     Ok(())
 }
 
-async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<(), ApiError> {
+async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<Response, ApiError> {
     let statements = routes
         .iter()
         .map(|route| Statement {
@@ -252,7 +267,7 @@ async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<(),
     for route in routes {
         app.index.remove(tenant, route.subscription.id);
     }
-    Ok(())
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 fn missing() -> ApiError {

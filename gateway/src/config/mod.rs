@@ -60,7 +60,7 @@ pub struct Limits {
     pub fan_out_bytes: usize,
     /// Levels of nesting in a JSON body; a deeper one is 422.
     pub json_depth: usize,
-    /// Objects in a bulk request; more are 422.
+    /// Objects in a bulk request, or in a hierarchy that one request deletes; more are 422.
     pub bulk_count: usize,
     /// Open connections; the next ones wait in the kernel until one ends.
     pub connections: usize,
