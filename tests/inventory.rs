@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Consumer, Gateway, raw};
+use crate::harness::{Consumer, Gateway, PASSWORD, raw};
 
 const VENDOR: &str = "application/vnd.com.nsn.cumulocity.managedobject+json";
 const MISSING: &str = "Finding device data from database failed";
@@ -229,5 +229,158 @@ async fn contexts_and_apis_decide_which_changes_are_told() {
             }
         }
         assert_eq!(seen, *expected, "{topic}");
+    }
+}
+
+#[tokio::test]
+async fn objects_are_listed_by_what_is_asked_for() {
+    let mut gateway = Gateway::start().await;
+    let mut ids = Vec::new();
+    for body in [
+        json!({"name": "pump 1", "type": "c8y_Pump", "c8y_IsDevice": {}, "c8y_Hardware": {"serialNumber": "S-1"}}),
+        json!({"name": "pump 2", "type": "c8y_Pump", "c8y_IsDevice": {}, "owner": "device_2"}),
+        json!({"name": "hall", "type": "c8y_Hall"}),
+    ] {
+        let created = gateway.post("/inventory/managedObjects", &body).await.expect(201).json();
+        ids.push(created["id"].as_str().unwrap().to_owned());
+    }
+    let reference = json!({"managedObject": {"id": ids[0]}});
+    gateway.post(&format!("/inventory/managedObjects/{}/childAssets", ids[2]), &reference).await.expect(201);
+    gateway.add_user("other", "boss", "*").await;
+    gateway
+        .post("/inventory/managedObjects", &json!({"name": "pump 1"}))
+        .user("other/boss", PASSWORD)
+        .await
+        .expect(201);
+
+    let both = format!("ids={},{}", ids[0], ids[2]);
+    let child = format!("childAssetId={}", ids[0]);
+    let id = format!("query=id+eq+'{}'", ids[1]);
+    for (query, expected) in [
+        ("", &[0, 1, 2][..]),
+        ("type=c8y_Pump", &[0, 1]),
+        ("fragmentType=c8y_Hardware", &[0]),
+        (&both, &[0, 2]),
+        ("text=S-1", &[0]),
+        ("owner=device_2", &[1]),
+        (&child, &[2]),
+        ("childDeviceId=1", &[]),
+        ("query=name+eq+'pump*'", &[0, 1]),
+        ("query=$filter=(has(c8y_IsDevice)+and+name+eq+'*2')+$orderby=id", &[1]),
+        ("query=%24filter%3Dnot%28type%20eq%20%27c8y_Pump%27%29", &[2]),
+        ("q=$filter=(owner+eq+'admin')", &[0]),
+        (&id, &[1]),
+        ("unknown=parameter", &[0, 1, 2]),
+    ] {
+        let page =
+            gateway.get(&format!("/inventory/managedObjects?{query}&withTotalElements=true")).await.expect(200).json();
+        let found: Vec<_> =
+            page["managedObjects"].as_array().unwrap().iter().map(|object| object["id"].clone()).collect();
+        let expected: Vec<_> = expected.iter().map(|at| json!(ids[*at])).collect();
+        assert_eq!((&found, &page["statistics"]["totalElements"]), (&expected, &json!(expected.len())), "{query}");
+    }
+
+    let page = gateway.get("/inventory/managedObjects?pageSize=2&withTotalPages=true").await.expect(200);
+    assert!(page.header("content-type").unwrap().starts_with("application/json"));
+    let page = page.json();
+    assert_eq!(page["statistics"], json!({"currentPage": 1, "pageSize": 2, "totalPages": 2}));
+    let next = page["next"].as_str().unwrap().strip_prefix(&format!("http://{}", gateway.addr)).unwrap();
+    let last = gateway.get(next).await.expect(200).json();
+    assert_eq!((&last["managedObjects"][0]["id"], last.get("next")), (&json!(ids[2]), None));
+    assert_eq!(last["managedObjects"][0]["childAssets"]["references"][0]["managedObject"]["name"], "pump 1");
+    assert_eq!(last["managedObjects"][0], gateway.get(&format!("/inventory/managedObjects/{}", ids[2])).await.json());
+    let with_parents =
+        gateway.get("/inventory/managedObjects?withParents=true&withChildren=false").await.expect(200).json();
+    assert_eq!(with_parents["managedObjects"][0]["assetParents"]["references"][0]["managedObject"]["id"], ids[2]);
+    assert_eq!(with_parents["managedObjects"][2]["childAssets"]["references"], json!([]));
+    let past = gateway.get("/inventory/managedObjects?currentPage=99").await.expect(200).json();
+    assert_eq!(past["managedObjects"], json!([]));
+}
+
+#[tokio::test]
+async fn lists_that_cannot_be_are_refused_with_the_place() {
+    let mut gateway = Gateway::start().await;
+    for (query, text) in [
+        ("ids=1,x", "ids: must be ids"),
+        ("childDeviceId=x", "childDeviceId"),
+        ("type=", "type: must not be empty"),
+        ("query=name+like+'x'", "query: 'eq' is expected at character 6"),
+        ("query=c8y_Position.lng+gt+10", "at character 1"),
+        ("query=$orderby=name", "'id' is expected at character 10"),
+    ] {
+        let refused = gateway.get(&format!("/inventory/managedObjects?{query}")).await;
+        assert_eq!(refused.json()["error"], "inventory/Invalid Data", "{query}");
+        refused.error(422, text);
+    }
+    gateway.get("/inventory/managedObjects?pageSize=2001").await.error(422, "pageSize");
+    gateway.get("/inventory/managedObjects?withParents=2").await.error(422, "withParents");
+    gateway.add_user("edge", "maker", "ROLE_INVENTORY_CREATE").await;
+    gateway.get("/inventory/managedObjects").user("edge/maker", PASSWORD).await.error(403, "");
+}
+
+// A page of large objects: bounded in bytes, not only in rows.
+#[tokio::test]
+async fn a_page_is_bounded_in_bytes() {
+    let gateway = Gateway::start().await;
+    let large = json!({"text": "x".repeat(1_000_000)});
+    for _ in 0..18 {
+        gateway.call("POST", "/inventory/managedObjects").json(&large).await.expect(201);
+    }
+    gateway.get("/inventory/managedObjects?pageSize=16").await.expect(200);
+    gateway.get("/inventory/managedObjects?pageSize=18").await.error(422, "pageSize: the page is larger than");
+}
+
+#[tokio::test]
+async fn a_subscription_shows_the_name_of_its_source() {
+    let mut gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let nameless = gateway.post("/inventory/managedObjects", &json!({})).await.expect(201).json();
+    let subscribe = async |id: &str| {
+        gateway.subscribe(&json!({"context": "mo", "source": {"id": id}, "subscription": "Sub1"})).await
+    };
+    let subscription = subscribe(&device).await;
+    let link = format!("http://{}/inventory/managedObjects/{device}", gateway.addr);
+    assert_eq!(subscription["source"], json!({"id": device, "name": "pump", "self": link}));
+    assert_eq!(subscribe(nameless["id"].as_str().unwrap()).await["source"].get("name"), None);
+    let renamed = json!({"name": "pump \u{2028}2"});
+    gateway.put(&format!("/inventory/managedObjects/{device}"), &renamed).await.expect(200);
+    let path = format!("/notification2/subscriptions/{}", subscription["id"].as_str().unwrap());
+    for restarted in [false, true] {
+        if restarted {
+            gateway.restart().await;
+        }
+        assert_eq!(gateway.get(&path).await.expect(200).json()["source"]["name"], renamed["name"]);
+        let listed = gateway.get(&format!("/notification2/subscriptions?source={device}")).await.expect(200).json();
+        assert_eq!(listed["subscriptions"][0]["source"]["name"], renamed["name"]);
+    }
+    gateway.put(&format!("/inventory/managedObjects/{device}"), &json!({"name": null})).await.expect(200);
+    assert_eq!(gateway.get(&path).await.expect(200).json()["source"].get("name"), None);
+}
+
+// A client that goes away before its answer leaves nothing that the disk has and memory has not.
+#[tokio::test]
+async fn requests_of_clients_that_went_away_are_carried_out_to_the_end() {
+    use tokio::io::AsyncWriteExt as _;
+    let gateway = Gateway::start().await;
+    let body = r#"{"name":"orphan"}"#;
+    let post = format!(
+        "POST /inventory/managedObjects HTTP/1.1\r\nHost: g\r\nContent-Length: {}\r\n\
+         Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n\r\n{body}",
+        body.len()
+    );
+    gateway.device("the first request, which waits for its password to be verified").await;
+    for _ in 0..100 {
+        let mut socket = tokio::net::TcpStream::connect(gateway.addr).await.unwrap();
+        socket.write_all(post.as_bytes()).await.unwrap();
+    }
+    for _ in 0..20 {
+        // Those under way are on disk before these.
+        gateway.device("later").await;
+    }
+    let page = gateway.get("/inventory/managedObjects?query=name+eq+orphan&pageSize=2000").await.expect(200).json();
+    let found = page["managedObjects"].as_array().unwrap();
+    assert!(!found.is_empty(), "no request arrived");
+    for object in found {
+        gateway.measure(object["id"].as_str().unwrap(), "t", 1).await;
     }
 }

@@ -4,9 +4,11 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod access;
+mod children;
 mod consumers;
 mod crash;
 mod harness;
+mod identity;
 mod inventory;
 mod listen;
 mod measurements;

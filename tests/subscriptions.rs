@@ -302,3 +302,32 @@ async fn subscriptions_survive_a_restart() {
         assert_eq!(body.get("c8y_Other"), None);
     }
 }
+
+// A client that goes away before its answer leaves no subscription that the disk has and memory has not.
+#[tokio::test]
+async fn subscriptions_of_clients_that_went_away_are_in_force() {
+    use tokio::io::AsyncWriteExt as _;
+    let mut gateway = Gateway::start().await;
+    gateway.device("the first request, which waits for its password to be verified").await;
+    for n in 0..100 {
+        let body = format!(r#"{{"context":"tenant","subscription":"Sub{n}"}}"#);
+        let post = format!(
+            "POST /notification2/subscriptions HTTP/1.1\r\nHost: g\r\nContent-Length: {}\r\n\
+             Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n\r\n{body}",
+            body.len()
+        );
+        let mut socket = tokio::net::TcpStream::connect(gateway.addr).await.unwrap();
+        socket.write_all(post.as_bytes()).await.unwrap();
+    }
+    // Those under way are carried out before these, one at a time.
+    for n in 0..20 {
+        gateway.subscribe(&json!({"context": "tenant", "subscription": format!("Last{n}")})).await;
+    }
+    let shown = async |gateway: &Gateway| {
+        gateway.get("/notification2/subscriptions?pageSize=2000").await.expect(200).json()["subscriptions"].clone()
+    };
+    let before = shown(&gateway).await;
+    assert!(before.as_array().unwrap().len() > 20, "no request arrived");
+    gateway.restart().await;
+    assert_eq!(shown(&gateway).await, before);
+}

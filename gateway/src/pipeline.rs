@@ -16,6 +16,7 @@ use tokio_util::task::TaskTracker;
 use crate::backlog::{Record, Topics};
 use crate::dispatch;
 use crate::message::{Message, Tenant};
+use crate::platform::{Sources, TooMany, parse_id};
 use crate::plugin::{Fault, Instance, Plugins};
 use crate::subscription::{Index, Route};
 use crate::writer::{Answer, Change, Refused, Writer};
@@ -39,6 +40,8 @@ pub struct PipelineLimits {
     pub fan_out_messages: usize,
     /// Bytes of their bodies before they are shaped.
     pub fan_out_bytes: usize,
+    /// Objects above the source of a message that subscriptions of children are looked for at.
+    pub ancestors: usize,
 }
 
 /// What a producer asks for: all of it or nothing.
@@ -56,6 +59,7 @@ pub struct Pipeline(Arc<Line>);
 
 struct Line {
     index: Arc<Index>,
+    sources: Arc<Sources>,
     topics: Topics,
     plugins: Plugins,
     writer: Writer,
@@ -94,9 +98,16 @@ enum Outcome {
 impl Pipeline {
     /// A line without any traffic yet.
     #[must_use]
-    pub fn new(index: Arc<Index>, topics: Topics, plugins: Plugins, writer: Writer, limits: PipelineLimits) -> Self {
+    pub fn new(
+        index: Arc<Index>,
+        sources: Arc<Sources>,
+        topics: Topics,
+        plugins: Plugins,
+        writer: Writer,
+        limits: PipelineLimits,
+    ) -> Self {
         let queues = Mutex::default();
-        Self(Arc::new(Line { index, topics, plugins, writer, limits, queues, turns: TaskTracker::new() }))
+        Self(Arc::new(Line { index, sources, topics, plugins, writer, limits, queues, turns: TaskTracker::new() }))
     }
 
     /// Carries out a request: returns once everything that it asks for is on disk.
@@ -195,7 +206,7 @@ impl Line {
         let PipelineLimits { fan_out_messages, fan_out_bytes, .. } = self.limits;
         let (mut messages, mut bytes) = (0, 0);
         for message in &request.messages {
-            for (route, kind) in self.index.matching(message) {
+            for (route, kind) in self.index.matching(message, || self.above(message))? {
                 if !self.topics.wants(&route.topic) {
                     continue;
                 }
@@ -208,6 +219,13 @@ impl Line {
             }
         }
         Ok(bytes)
+    }
+
+    /// What is above the source of `message` at this moment.
+    fn above(&self, message: &Message) -> Result<Vec<u64>, Refused> {
+        let Some(object) = parse_id(message.source.as_str()) else { return Ok(Vec::new()) };
+        let limit = self.limits.ancestors;
+        self.sources.above(object, limit).map_err(|TooMany| Refused::Ancestors { object, limit })
     }
 
     async fn judge(&self, routed: &mut [Routed]) {

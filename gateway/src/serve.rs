@@ -24,7 +24,7 @@ use crate::http::{ConnectionLimits, Http};
 use crate::ids::ObjectIds;
 use crate::locks::KeyedLocks;
 use crate::pipeline::{Pipeline, PipelineLimits};
-use crate::platform::{Sources, inventory};
+use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
 use crate::store::{Statement, Store, Value};
@@ -146,7 +146,7 @@ async fn build(
     let consumer_limits =
         ConsumerLimits { topics: config.limits.topics_per_tenant, consumers: config.limits.consumers_per_topic };
     let (writer, writing) = Writer::spawn(writing, ledger, clock.clone(), consumer_limits);
-    let sources = Sources::new(inventory::ids(&readers).await?);
+    let sources = Arc::new(inventory::load(&readers).await?);
     let ids = ObjectIds::load(&readers).await?;
     let plugins = plugins.await??;
     let index = Arc::new(Index::default());
@@ -158,6 +158,7 @@ async fn build(
         frame_bytes: config.limits.frame_bytes,
         fan_out_messages: config.limits.fan_out_messages,
         fan_out_bytes: config.limits.fan_out_bytes,
+        ancestors: config.limits.ancestors,
     };
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
@@ -165,10 +166,18 @@ async fn build(
         auth: Authenticator::new(users),
         tokens: ConsumerTokens::new(&SigningKey::open(data, KeyKind::Consumer)?),
         store: readers,
+        pipeline: Pipeline::new(
+            index.clone(),
+            sources.clone(),
+            topics,
+            plugins.clone(),
+            writer.clone(),
+            pipeline_limits,
+        ),
         sources,
         ids,
         objects: KeyedLocks::new(),
-        pipeline: Pipeline::new(index.clone(), topics, plugins.clone(), writer.clone(), pipeline_limits),
+        external_ids: KeyedLocks::new(),
         index,
         subscribing: tokio::sync::Mutex::default(),
         plugins,

@@ -9,6 +9,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use crate::auth::{AuthError, TokenError};
 use crate::json::Invalid;
 use crate::platform::measurement::ListError;
+use crate::platform::search::SearchError;
 use crate::store::StoreError;
 use crate::writer::{AttachError, Refused};
 
@@ -78,7 +79,7 @@ impl ApiError {
         error
     }
 
-    fn internal(message: impl Into<Cow<'static, str>>) -> Self {
+    pub(super) fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "general/internalError", message)
     }
 }
@@ -119,6 +120,7 @@ impl From<Refused> for ApiError {
         match refused {
             // The platform answers 500 when a backlog is full (seed 000, "Message backlog quota").
             Refused::Rejected(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Backlog Quota", message),
+            Refused::Ancestors { .. } => Self::unprocessable(message),
             Refused::FrameTooLarge { .. } | Refused::FanOut { .. } => Self::too_large(message),
             Refused::Plugin { .. } => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", message),
             Refused::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", message),
@@ -156,6 +158,15 @@ impl From<ListError> for ApiError {
         match error {
             ListError::Store(error) => error.into(),
             ListError::TooLarge { .. } => Self::unprocessable(error.to_string()),
+        }
+    }
+}
+
+impl From<SearchError> for ApiError {
+    fn from(error: SearchError) -> Self {
+        match error {
+            SearchError::Store(error) => error.into(),
+            SearchError::TooLarge { .. } | SearchError::TooMuch { .. } => Self::unprocessable(error.to_string()),
         }
     }
 }

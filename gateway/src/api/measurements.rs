@@ -15,12 +15,10 @@ use crate::message::{Action, Api, Message};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::ProcessingMode;
 use crate::platform::measurement::{self, Filter, NewMeasurement, Posted};
-use crate::platform::page::{Envelope, PageRequest};
+use crate::platform::page::{Envelope, MAX_BYTES, PageRequest};
 use crate::store::MeasurementRow;
 
 const PATH: &str = "/measurement/measurements";
-/// Bytes of one page of a list.
-const PAGE_BYTES: usize = 16 << 20;
 
 /// POST: one measurement, or many at once.
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
@@ -138,7 +136,7 @@ pub(super) async fn list(
     let filter = Filter::parse(&query)?;
     let page = PageRequest::parse(&query)?;
     let mut store = app.store.acquire().await?;
-    let listed = measurement::list(&mut store, principal.tenant.as_str(), &filter, &page, PAGE_BYTES).await?;
+    let listed = measurement::list(&mut store, principal.tenant.as_str(), &filter, &page, MAX_BYTES).await?;
     drop(store);
     let url = format!("{}{PATH}", caller.base_url);
     let envelope =

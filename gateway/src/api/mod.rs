@@ -1,7 +1,9 @@
 //! HTTP: the one router, one file for each family of resources, and what all handlers share.
 
+mod children;
 mod consumer;
 mod error;
+mod identity;
 mod inventory;
 mod measurements;
 mod operator;
@@ -39,7 +41,10 @@ use crate::dispatch::Epochs;
 use crate::ids::ObjectIds;
 use crate::json;
 use crate::locks::KeyedLocks;
+use crate::message::Tenant;
 use crate::pipeline::Pipeline;
+use crate::platform::children::Kind;
+use crate::platform::identity::ExternalId;
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::subscription::Index;
@@ -61,11 +66,13 @@ pub struct App {
     /// Reads of the operational store.
     pub store: SqlitePool,
     /// Managed objects that exist.
-    pub sources: Sources,
+    pub sources: Arc<Sources>,
     /// Object ids.
     pub ids: ObjectIds,
     /// Locks on managed objects that are being changed.
     pub objects: KeyedLocks<u64>,
+    /// Locks on external ids that are being bound or unbound; taken after those on objects.
+    pub external_ids: KeyedLocks<(Tenant, ExternalId)>,
     /// Subscriptions in force.
     pub index: Arc<Index>,
     /// Held while subscriptions are made or deleted.
@@ -93,11 +100,28 @@ pub struct App {
 /// The whole HTTP surface.
 pub fn router(app: Arc<App>) -> Router {
     let consumer = route("GET", get(consumer::connect));
-    Router::new()
-        .route("/inventory/managedObjects", route("POST", post(inventory::create)))
+    let router = Kind::ALL.into_iter().fold(Router::new(), |router, kind| {
+        let collection = format!("/inventory/managedObjects/{{id}}/{}", kind.children());
+        let one = format!("{collection}/{{child}}");
+        router
+            .route(
+                &collection,
+                route("GET, POST, DELETE", get(children::list).post(children::create).delete(children::delete_many)),
+            )
+            .route(&one, route("GET, DELETE", get(children::get).delete(children::delete)))
+    });
+    router
+        .route("/inventory/managedObjects", route("GET, POST", get(inventory::list).post(inventory::create)))
         .route(
             "/inventory/managedObjects/{id}",
             route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
+        )
+        .route("/identity", route("GET", get(identity::resource)))
+        .route("/identity/globalIds/{id}/externalIds", route("GET, POST", get(identity::list).post(identity::create)))
+        // A value may hold slashes that the client did not encode.
+        .route(
+            "/identity/externalIds/{type}/{*value}",
+            route("GET, DELETE", get(identity::get).delete(identity::delete)),
         )
         .route("/measurement/measurements", route("GET, POST", get(measurements::list).post(measurements::create)))
         .route("/measurement/measurements/{id}", route("GET", get(measurements::get)))
@@ -212,15 +236,23 @@ async fn read_body(app: &App, headers: &HeaderMap, body: Body, limit: usize) -> 
     })
 }
 
-/// The id at the end of a path; `None` for what cannot be one.
+/// The id behind the two names of a collection, as in `/inventory/managedObjects/1`; `None` for what cannot be one.
 struct Id(Option<u64>);
 
 impl<S: Sync> FromRequestParts<S> for Id {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
-        Ok(Self(parts.uri.path().rsplit('/').next().and_then(parse_id)))
+        Ok(Self(parts.uri.path().split('/').nth(3).and_then(parse_id)))
     }
+}
+
+/// Carries out what must not end halfway, also when the client goes away: memory follows the commit, and locks are held until
+/// then.
+async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::spawn(work).await.unwrap_or_else(|_| Err(ApiError::internal("the request failed")))
 }
 
 /// The query parameters, decoded, in order.

@@ -1,6 +1,7 @@
 //! `/notification2/subscriptions` (Notifications 2.0 OpenAPI; seed 000, "Creating subscriptions").
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
@@ -10,7 +11,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
-use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body, to_the_end};
 use crate::auth::Role;
 use crate::backlog::TopicKey;
 use crate::message::{Action, Api, Message, Tenant};
@@ -40,17 +41,27 @@ pub(super) async fn resource(caller: Caller, headers: HeaderMap) -> Result<Respo
 
 /// POST.
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
+    caller.require(ROLE)?;
     let (Parts { headers, .. }, body) = request.into_parts();
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
-    let mut subscription = Subscription::parse(&body)?;
+    let subscription = Subscription::parse(&body)?;
+    to_the_end(async move { make(&app, &caller, &headers, subscription).await }).await
+}
+
+async fn make(
+    app: &App,
+    caller: &Caller,
+    headers: &HeaderMap,
+    mut subscription: Subscription,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.principal.tenant;
     let _subscribing = app.subscribing.lock().await;
     if let Some(source) = subscription.source
         && !app.sources.exists(tenant, source)
     {
         return Err(ApiError::not_found("inventory", "Finding device data from database failed"));
     }
-    refuse_duplicate(&app, tenant, &subscription)?;
+    refuse_duplicate(app, tenant, &subscription)?;
     subscription.id = app.ids.take(1, &app.writer).await?;
     let route = route(&app.plugins, tenant, subscription).await?;
     let subscription = &route.subscription;
@@ -64,11 +75,11 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
         ],
     };
     app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    let rendered = subscription.render(&caller.base_url);
+    let rendered = render(app, caller, subscription);
     let location = Some(format!("{}{PATH}/{}", caller.base_url, subscription.id));
     app.index.insert(route);
     let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
-    Ok(reply.respond(&headers, || rendered.to_string().into_bytes()))
+    Ok(reply.respond(headers, || rendered.to_string().into_bytes()))
 }
 
 /// GET of a page, filtered by `context`, `source`, `subscription` and `typeFilter`.
@@ -98,7 +109,7 @@ pub(super) async fn list(
     let envelope = Envelope { url: &url, query: &query, name: "subscriptions", page, more, total: Some(total) };
     let mut body = Vec::new();
     let push = |route: &Arc<Route>, out: &mut Vec<u8>| {
-        out.extend_from_slice(route.subscription.render(&caller.base_url).to_string().as_bytes());
+        out.extend_from_slice(render(&app, &caller, &route.subscription).to_string().as_bytes());
     };
     envelope.render(shown, push, &mut body);
     Ok(found(&headers, "subscriptioncollection", body))
@@ -113,34 +124,39 @@ pub(super) async fn get(
 ) -> Result<Response, ApiError> {
     let tenant = &caller.require(ROLE)?.tenant;
     let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-    let body = route.subscription.render(&caller.base_url).to_string().into_bytes();
+    let body = render(&app, &caller, &route.subscription).to_string().into_bytes();
     Ok(found(&headers, "subscription", body))
 }
 
 /// DELETE of one. Topics and consumers stay (seed 000, "Deleting subscriptions").
 pub(super) async fn delete(State(app): AppState, caller: Caller, Id(id): Id) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
-    let _subscribing = app.subscribing.lock().await;
-    let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-    remove(&app, tenant, &[route]).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    caller.require(ROLE)?;
+    to_the_end(async move {
+        let tenant = &caller.principal.tenant;
+        let _subscribing = app.subscribing.lock().await;
+        let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+        remove(&app, tenant, &[route]).await
+    })
+    .await
 }
 
 /// DELETE of all subscriptions of a source, or of the tenant context.
 pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
-    let tenant = &caller.require(ROLE)?.tenant;
-    let query = query(&uri);
-    let mut selection = Selection::parse(&query)?;
+    caller.require(ROLE)?;
+    let mut selection = Selection::parse(&query(&uri))?;
     // Without a context the source's own are meant.
     let context = *selection.context.get_or_insert(Context::Mo);
     match (context, selection.source) {
         (Context::Mo, None) => Err(ApiError::unprocessable("source: is needed unless 'context' is 'tenant'")),
         (Context::Tenant, Some(_)) => Err(ApiError::unprocessable("source: is only for the context 'mo'")),
         _ => {
-            let _subscribing = app.subscribing.lock().await;
-            let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
-            remove(&app, tenant, &routes).await?;
-            Ok(StatusCode::NO_CONTENT.into_response())
+            to_the_end(async move {
+                let tenant = &caller.principal.tenant;
+                let _subscribing = app.subscribing.lock().await;
+                let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
+                remove(&app, tenant, &routes).await
+            })
+            .await
         }
     }
 }
@@ -156,11 +172,17 @@ pub(crate) async fn load(store: &sqlx::SqlitePool, plugins: &Plugins, index: &In
     Ok(())
 }
 
-/// The deleted object's subscriptions are out of force; their rows went with the object's.
-pub(super) fn forget_source(app: &App, tenant: &Tenant, source: u64) {
-    for route in app.index.list(tenant, |subscription| subscription.source == Some(source)) {
+/// The deleted objects' subscriptions are out of force; their rows went with the objects'.
+pub(super) fn forget_sources(app: &App, tenant: &Tenant, sources: &BTreeSet<u64>) {
+    let of_deleted = |subscription: &Subscription| subscription.source.is_some_and(|id| sources.contains(&id));
+    for route in app.index.list(tenant, of_deleted) {
         app.index.remove(tenant, route.subscription.id);
     }
+}
+
+fn render(app: &App, caller: &Caller, subscription: &Subscription) -> serde_json::Value {
+    let name = subscription.source.and_then(|source| app.sources.name(source));
+    subscription.render(&caller.base_url, name.as_deref())
 }
 
 /// Configures the plugins that the subscription needs.
@@ -233,7 +255,7 @@ fn refuse_duplicate(app: &App, tenant: &Tenant, new: &Subscription) -> Result<()
     Ok(())
 }
 
-async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<(), ApiError> {
+async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<Response, ApiError> {
     let statements = routes
         .iter()
         .map(|route| Statement {
@@ -245,7 +267,7 @@ async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<(),
     for route in routes {
         app.index.remove(tenant, route.subscription.id);
     }
-    Ok(())
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 fn missing() -> ApiError {

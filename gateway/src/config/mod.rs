@@ -60,10 +60,21 @@ pub struct Limits {
     pub fan_out_bytes: usize,
     /// Levels of nesting in a JSON body; a deeper one is 422.
     pub json_depth: usize,
-    /// Objects in a bulk request; more are 422.
+    /// Objects in a bulk request, or in a hierarchy that one request deletes; more are 422.
     pub bulk_count: usize,
     /// Open connections; the next ones wait in the kernel until one ends.
     pub connections: usize,
+    /// Managed objects of a tenant; the next one is 422.
+    pub objects_per_tenant: usize,
+    /// Links between managed objects of a tenant; a request that would make more is 422.
+    pub links_per_tenant: usize,
+    /// Children of a managed object, of all kinds together; a request that would make more is 422.
+    pub children_per_object: usize,
+    /// Managed objects above another; a child that would have more is 422, and so is a message of one that has, where a
+    /// subscription follows children.
+    pub ancestors: usize,
+    /// External ids of a managed object; the next one is 422.
+    pub external_ids_per_object: usize,
     /// Subscriptions of a tenant; the next one is 422.
     pub subscriptions_per_tenant: usize,
     /// Topics of a tenant; a consumer whose first connect would make the next one is 503.
@@ -168,6 +179,11 @@ impl Default for Limits {
             json_depth: 64,
             bulk_count: 10_000,
             connections: 4_096,
+            objects_per_tenant: 100_000,
+            links_per_tenant: 1_000_000,
+            children_per_object: 10_000,
+            ancestors: 1_000,
+            external_ids_per_object: 100,
             subscriptions_per_tenant: 10_000,
             topics_per_tenant: 10_000,
             consumers_per_topic: 1_000,

@@ -5,17 +5,13 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
-use sqlx::{Row as _, SqliteExecutor};
+use sqlx::{Row as _, SqliteExecutor, SqlitePool};
 
-use super::{check_name, push_decimal, push_self, short_string};
+use super::children::{Kind, Relation};
+use super::{PATH, Sources, check_name, push_decimal, push_self, short_string};
 use crate::json::{self, Invalid, Limits, Member, Members};
 use crate::message::Tenant;
 use crate::time;
-
-/// The members that refer to other objects, each `{"self","references":[]}`.
-const REFERENCES: [&str; 6] =
-    ["childDevices", "childAssets", "childAdditions", "deviceParents", "assetParents", "additionParents"];
-const PATH: &str = "/inventory/managedObjects/";
 
 /// A managed object as a client sent it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +66,7 @@ fn client_members<'m, 'a>(members: &'m Members<'a>) -> impl Iterator<Item = &'m 
     members.iter().filter(|Member { name, raw }| match &**name {
         "id" | "self" | "creationTime" | "lastUpdated" => false,
         "owner" => !json::is_null(raw),
-        name => !REFERENCES.contains(&name),
+        name => !Relation::ALL.iter().any(|relation| relation.name() == name),
     })
 }
 
@@ -128,10 +124,15 @@ impl ManagedObject {
         Ok(Some(Self { kind, updated_ms: now_ms, body: merged.body.into(), ..*self }))
     }
 
-    /// Appends the object as clients get it, one line; the body of its notifications is the same text.
+    /// Appends the object as its notifications tell of it, one line: its references are empty, as on the platform.
     ///
     /// `base_url` has no slash at its end.
     pub fn render(&self, base_url: &str, out: &mut Vec<u8>) {
+        self.render_with(base_url, |_, _| {}, out);
+    }
+
+    /// Appends the object as clients get it; `references` appends those of a relation, separated by commas.
+    pub fn render_with(&self, base_url: &str, references: impl Fn(Relation, &mut Vec<u8>), out: &mut Vec<u8>) {
         const FIXED: usize = 800;
         out.reserve(self.body.len() + 7 * base_url.len() + FIXED);
         out.extend_from_slice(b"{\"id\":\"");
@@ -145,12 +146,14 @@ impl ManagedObject {
             time::write(ms, out);
             out.push(b'"');
         }
-        for name in REFERENCES {
+        for relation in Relation::ALL {
             out.extend_from_slice(b",\"");
-            out.extend_from_slice(name.as_bytes());
+            out.extend_from_slice(relation.name().as_bytes());
             out.extend_from_slice(b"\":{");
-            push_self(base_url, PATH, self.id, name, out);
-            out.extend_from_slice(b",\"references\":[]}");
+            push_self(base_url, PATH, self.id, relation.name(), out);
+            out.extend_from_slice(b",\"references\":[");
+            references(relation, out);
+            out.extend_from_slice(b"]}");
         }
         if !self.body.is_empty() {
             out.push(b',');
@@ -159,7 +162,36 @@ impl ManagedObject {
         out.push(b'}');
     }
 
-    fn from_row(row: &SqliteRow) -> sqlx::Result<Self> {
+    /// Whether it is a group, whose subgroups are deleted with it.
+    #[must_use]
+    pub fn is_group(&self) -> bool {
+        matches!(self.kind.as_deref(), Some("c8y_DeviceGroup" | "c8y_DeviceSubGroup")) || self.has("c8y_IsDeviceGroup")
+    }
+
+    /// Whether it is a device.
+    #[must_use]
+    pub fn is_device(&self) -> bool {
+        self.has("c8y_IsDevice")
+    }
+
+    fn has(&self, fragment: &str) -> bool {
+        member(&self.text(), fragment).is_some()
+    }
+
+    /// `name`, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<Box<str>> {
+        let text = self.text();
+        member(&text, "name").and_then(|raw| json::string(raw, "name").ok()).map(Box::from)
+    }
+
+    /// The body as a JSON object.
+    pub(super) fn text(&self) -> String {
+        format!("{{{}}}", String::from_utf8_lossy(&self.body))
+    }
+
+    /// Reads a row of all columns but the tenant.
+    pub(super) fn from_row(row: &SqliteRow) -> sqlx::Result<Self> {
         Ok(Self {
             id: row.try_get::<i64, _>("id")?.cast_unsigned(),
             kind: row.try_get::<Option<String>, _>("type")?.map(Box::from),
@@ -168,6 +200,18 @@ impl ManagedObject {
             body: row.try_get::<Vec<u8>, _>("body")?.into(),
         })
     }
+}
+
+/// The raw value of a member of an object that was parsed when it came.
+pub(super) fn member<'a>(object: &'a str, wanted: &str) -> Option<&'a str> {
+    let mut found = None;
+    let walked = json::each_member(object, |name, raw| {
+        if name == wanted {
+            found = Some(raw);
+        }
+        Ok(())
+    });
+    walked.ok().and(found)
 }
 
 /// The body of an object while it is put together.
@@ -201,22 +245,33 @@ pub async fn get(store: impl SqliteExecutor<'_>, tenant: &str, id: u64) -> sqlx:
     row.as_ref().map(ManagedObject::from_row).transpose()
 }
 
-/// Reads whose managed objects exist, for the set of known sources that is kept in memory.
+/// Reads all managed objects into memory, with their names and links.
 ///
 /// # Errors
 /// When the store fails.
-pub async fn ids(store: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<(Tenant, u64)>> {
-    let mut rows = sqlx::query("SELECT tenant, id FROM managed_object ORDER BY tenant, id").fetch(store);
-    let mut ids: Vec<(Tenant, u64)> = Vec::new();
+pub async fn load(store: &SqlitePool) -> sqlx::Result<Sources> {
+    let sources = Sources::default();
+    let mut rows =
+        sqlx::query("SELECT tenant, id, '{' || body || '}' ->> '$.name' FROM managed_object ORDER BY tenant")
+            .fetch(store);
+    let mut tenant = Tenant::from("");
     while let Some(row) = rows.try_next().await? {
-        let name: &str = row.try_get("tenant")?;
-        let tenant = match ids.last() {
-            Some((tenant, _)) if tenant.as_str() == name => tenant.clone(),
-            _ => Tenant::from(name),
-        };
-        ids.push((tenant, row.try_get::<i64, _>("id")?.cast_unsigned()));
+        let name: &str = row.try_get(0)?;
+        if tenant.as_str() != name {
+            // One text for all objects of a tenant.
+            tenant = Tenant::from(name);
+        }
+        sources.insert(&tenant, row.try_get::<i64, _>(1)?.cast_unsigned(), row.try_get(2)?);
     }
-    Ok(ids)
+    drop(rows);
+    let mut links = sqlx::query("SELECT parent, kind, child FROM link").fetch(store);
+    while let Some(row) = links.try_next().await? {
+        if let Some(kind) = Kind::stored(row.try_get("kind")?) {
+            let [parent, child] = ["parent", "child"].map(|end| row.try_get::<i64, _>(end));
+            sources.link(kind, parent?.cast_unsigned(), child?.cast_unsigned());
+        }
+    }
+    Ok(sources)
 }
 
 #[cfg(test)]
@@ -225,7 +280,8 @@ mod tests {
 
     use proptest::prelude::*;
     use serde_json::{Map, Value};
-    use sqlx::{Connection as _, SqliteConnection};
+
+    use crate::store::Store;
 
     use super::*;
 
@@ -338,7 +394,7 @@ mod tests {
         assert!(text.starts_with(head), "{text}");
         assert!(text.ends_with(r#","name":"One","c8y_IsDevice":{},"owner":"admin"}"#), "{text}");
         let parsed: Value = serde_json::from_str(text).unwrap();
-        for name in REFERENCES {
+        for name in Relation::ALL.map(Relation::name) {
             let link = format!("http://gate:8080/inventory/managedObjects/7/{name}");
             assert_eq!(parsed[name], serde_json::json!({"self": link, "references": []}));
         }
@@ -353,38 +409,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn objects_are_read_by_their_tenant_only() {
-        let mut store = SqliteConnection::connect("sqlite::memory:").await.unwrap();
-        sqlx::raw_sql(
-            "CREATE TABLE managed_object(id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, type TEXT, created INTEGER NOT NULL,
-             updated INTEGER NOT NULL, body BLOB NOT NULL) STRICT;",
-        )
-        .execute(&mut store)
-        .await
-        .unwrap();
-        let first = object(r#"{"type":"t","a":1}"#);
-        let rows = [("b", 3, None), ("a", 9, None), ("a", 7, first.kind.as_deref())];
-        for (tenant, id, kind) in rows {
+    async fn what_is_stored_is_read_and_loaded() {
+        let place = tempfile::tempdir().unwrap();
+        let mut store = Store::open(place.path(), 1 << 30).await.unwrap();
+        let first = object(r#"{"type":"t","a":{"name":1},"name":"pump \"1\""}"#);
+        assert_eq!(first.name().as_deref(), Some("pump \"1\""));
+        let second = object(r#"{"c8y_IsDevice":{}}"#);
+        assert_eq!((second.name(), second.is_device(), first.is_device()), (None, true, false));
+        for (tenant, id, object) in [("b", 3, &second), ("a", 9, &second), ("a", 7, &first)] {
             sqlx::query(
                 "INSERT INTO managed_object(id, tenant, type, created, updated, body) VALUES (?, ?, ?, ?, ?, ?)",
             )
             .bind(id)
             .bind(tenant)
-            .bind(kind)
-            .bind(first.created_ms)
-            .bind(first.updated_ms)
-            .bind(&first.body[..])
-            .execute(&mut store)
+            .bind(object.kind.as_deref())
+            .bind(object.created_ms)
+            .bind(object.updated_ms)
+            .bind(&object.body[..])
+            .execute(store.writer.connection())
             .await
             .unwrap();
         }
-        assert_eq!(get(&mut store, "a", 7).await.unwrap(), Some(first));
-        assert_eq!(get(&mut store, "a", 9).await.unwrap().unwrap().kind, None);
-        assert_eq!(get(&mut store, "b", 7).await.unwrap(), None);
-        assert_eq!(get(&mut store, "a", 8).await.unwrap(), None);
-        let known = ids(&mut store).await.unwrap();
-        let known: Vec<_> = known.iter().map(|(tenant, id)| (tenant.as_str(), *id)).collect();
-        assert_eq!(known, [("a", 7), ("a", 9), ("b", 3)]);
+        sqlx::raw_sql("INSERT INTO link(parent, kind, child) VALUES (7, 1, 9)")
+            .execute(store.writer.connection())
+            .await
+            .unwrap();
+        let store = &store.readers;
+        assert_eq!(get(store, "a", 7).await.unwrap(), Some(first));
+        assert_eq!(get(store, "a", 9).await.unwrap().unwrap().kind, None);
+        assert_eq!(get(store, "b", 7).await.unwrap(), None);
+        assert_eq!(get(store, "a", 8).await.unwrap(), None);
+        let sources = load(store).await.unwrap();
+        let (a, b) = (Tenant::from("a"), Tenant::from("b"));
+        let known = [(&a, 7), (&a, 9), (&b, 3), (&b, 7), (&a, 8)].map(|(tenant, id)| sources.exists(tenant, id));
+        assert_eq!(known, [true, true, true, false, false]);
+        assert_eq!((sources.name(7).as_deref(), sources.name(9)), (Some("pump \"1\""), None));
+        assert!(sources.is_child(Kind::Assets, 7, 9) && !sources.is_child(Kind::Devices, 7, 9));
     }
 
     /// Objects over few names, so that patches hit; no nulls inside the stored one.

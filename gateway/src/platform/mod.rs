@@ -6,14 +6,21 @@ use bytes::Bytes;
 
 use crate::json::{self, Invalid};
 
+pub mod children;
+pub mod identity;
 pub mod inventory;
 pub mod measurement;
 mod mode;
 pub mod page;
+pub mod query;
+pub mod search;
 mod sources;
 
 pub use mode::ProcessingMode;
-pub use sources::Sources;
+pub use sources::{Counts, Related, Sources, TooMany};
+
+/// Where managed objects are, with the slash at its end.
+const PATH: &str = "/inventory/managedObjects/";
 
 /// Longest type, name, owner, fragment or series name, in characters.
 pub const MAX_NAME_CHARS: usize = 256;

@@ -7,6 +7,8 @@ use form_urlencoded::Serializer;
 use super::push_decimal;
 use crate::json::{self, Invalid};
 
+/// Bytes of one page of a list.
+pub const MAX_BYTES: usize = 16 << 20;
 /// Largest `pageSize` (Cumulocity OpenAPI).
 pub const MAX_SIZE: u32 = 2000;
 const DEFAULT_SIZE: u32 = 5;
@@ -60,9 +62,14 @@ pub(super) fn parameter<'q>(query: &'q Query<'_>, name: &str) -> Option<&'q str>
 }
 
 /// A parameter that is `true` or `false`, in any case since Python clients write `True`; false where it is not given.
-pub(super) fn flag(query: &Query<'_>, name: &str) -> Result<bool, Invalid> {
+pub(crate) fn flag(query: &Query<'_>, name: &str) -> Result<bool, Invalid> {
+    flag_or(query, name, false)
+}
+
+/// [`flag`] with another value where it is not given.
+pub(super) fn flag_or(query: &Query<'_>, name: &str, default: bool) -> Result<bool, Invalid> {
     match parameter(query, name) {
-        None => Ok(false),
+        None => Ok(default),
         Some(value) if value.eq_ignore_ascii_case("true") => Ok(true),
         Some(value) if value.eq_ignore_ascii_case("false") => Ok(false),
         Some(_) => Err(Invalid::new(name, "must be true or false")),

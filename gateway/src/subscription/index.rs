@@ -1,6 +1,7 @@
 //! From a message to the subscriptions that it concerns, without looking at the others.
 
 use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::model::Subscription;
@@ -29,20 +30,35 @@ pub struct Index(RwLock<HashMap<Tenant, Routes>>);
 struct Routes {
     by_id: BTreeMap<u64, Arc<Route>>,
     by_source: HashMap<SourceId, Vec<Arc<Route>>>,
+    /// Those of `by_source` that take messages of what is below their source, too, by the source.
+    following: HashMap<u64, Vec<Arc<Route>>>,
     tenant_wide: Vec<Arc<Route>>,
 }
 
 impl Index {
     /// The routes that `message` takes, but for what their filters say, each with the type under which it takes it.
-    #[must_use]
-    pub fn matching(&self, message: &Message) -> Vec<(Arc<Route>, &'static str)> {
+    ///
+    /// `above` tells the ids of all that is above the message's source, each once and never the source itself. It is asked
+    /// only where a subscription follows children, and for the APIs that can be followed.
+    ///
+    /// # Errors
+    /// That of `above`.
+    pub fn matching<E>(
+        &self,
+        message: &Message,
+        above: impl FnOnce() -> Result<Vec<u64>, E>,
+    ) -> Result<Vec<(Arc<Route>, &'static str)>, E> {
         let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(routes) = tenants.get(&message.tenant) else { return Vec::new() };
-        let of_source = routes.by_source.get(&message.source).map_or(&[][..], Vec::as_slice);
-        let concerned = of_source.iter().chain(&routes.tenant_wide);
-        concerned
-            .flat_map(|route| route.subscription.types(message, true).map(move |kind| (route.clone(), kind)))
-            .collect()
+        let Some(routes) = tenants.get(&message.tenant) else { return Ok(Vec::new()) };
+        let asks = !routes.following.is_empty() && message.api.with_children().is_some();
+        let above = if asks { above()? } else { Vec::new() };
+        let of_source = routes.by_source.get(&message.source).into_iter().flatten();
+        let own = of_source.chain(&routes.tenant_wide).map(|route| (route, true));
+        let of_children = above.iter().filter_map(|id| routes.following.get(id)).flatten().map(|route| (route, false));
+        Ok(own
+            .chain(of_children)
+            .flat_map(|(route, own)| route.subscription.types(message, own).map(move |kind| (route.clone(), kind)))
+            .collect())
     }
 
     /// Puts a subscription in force.
@@ -52,7 +68,12 @@ impl Index {
         let routes = tenants.entry(route.topic.tenant.clone()).or_default();
         routes.by_id.insert(route.subscription.id, route.clone());
         match route.subscription.source {
-            Some(id) => routes.by_source.entry(source_id(id)).or_default().push(route),
+            Some(id) => {
+                if route.subscription.follows_children() {
+                    routes.following.entry(id).or_default().push(route.clone());
+                }
+                routes.by_source.entry(source_id(id)).or_default().push(route);
+            }
             None => routes.tenant_wide.push(route),
         }
     }
@@ -66,13 +87,8 @@ impl Index {
         match route.subscription.source {
             None => routes.tenant_wide.retain(others),
             Some(source) => {
-                let source = source_id(source);
-                if let Some(list) = routes.by_source.get_mut(&source) {
-                    list.retain(others);
-                    if list.is_empty() {
-                        routes.by_source.remove(&source);
-                    }
-                }
+                retain(&mut routes.by_source, &source_id(source), others);
+                retain(&mut routes.following, &source, others);
             }
         }
         true
@@ -98,6 +114,132 @@ impl Index {
     }
 }
 
+fn retain<K: Eq + Hash>(lists: &mut HashMap<K, Vec<Arc<Route>>>, key: &K, keep: impl Fn(&Arc<Route>) -> bool) {
+    if let Some(list) = lists.get_mut(key) {
+        list.retain(keep);
+        if list.is_empty() {
+            lists.remove(key);
+        }
+    }
+}
+
 fn source_id(id: u64) -> SourceId {
     SourceId::from(id.to_string().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::collections::BTreeSet;
+    use std::convert::Infallible;
+
+    use bytes::Bytes;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::message::{Action, Api};
+
+    fn message(tenant: &str, api: Api, source: u64) -> Message {
+        let source = source_id(source);
+        let tenant = tenant.into();
+        Message { tenant, api, action: Action::Create, source, kind: None, time: "".into(), body: Bytes::new() }
+    }
+
+    fn route(id: u64, source: Option<u64>, apis: &[&str]) -> Route {
+        let mut body = json!({"context": "tenant", "subscription": "s", "subscriptionFilter": {"apis": apis}});
+        if let Some(source) = source {
+            body["context"] = "mo".into();
+            body["source"] = json!({"id": source.to_string()});
+        }
+        let subscription = Subscription { id, ..Subscription::parse(body.to_string().as_bytes()).unwrap() };
+        let topic = Arc::new(TopicKey { tenant: "t".into(), name: "s".into() });
+        Route { subscription, topic, filter: None, transform: None }
+    }
+
+    /// Ids of subscriptions with the types of their frames, in order.
+    fn found(index: &Index, message: &Message, above: &[u64]) -> Vec<(u64, &'static str)> {
+        let matching = index.matching(message, || Ok::<_, Infallible>(above.to_vec())).unwrap();
+        let mut found: Vec<_> = matching.into_iter().map(|(route, kind)| (route.subscription.id, kind)).collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn messages_go_up_to_those_who_follow_children() {
+        let index = Index::default();
+        for (id, source, apis) in [
+            (1, Some(10), &["eventsWithChildren"][..]),
+            (2, Some(10), &["events"]),
+            (3, Some(10), &["*"]),
+            (4, Some(11), &["alarmsWithChildren", "events"]),
+            (5, None, &["events"]),
+            (6, Some(12), &["eventsWithChildren", "events"]),
+        ] {
+            index.insert(route(id, source, apis));
+        }
+        let event = message("t", Api::Events, 12);
+        let own = [(5, "events"), (6, "events"), (6, "eventsWithChildren")];
+        assert_eq!(found(&index, &event, &[]), own);
+        let all = [(1, "eventsWithChildren"), (3, "eventsWithChildren"), own[0], own[1], own[2]];
+        assert_eq!(found(&index, &event, &[11, 10]), all);
+        assert_eq!(
+            found(&index, &message("t", Api::Alarms, 12), &[11, 10]),
+            [(3, "alarmsWithChildren"), (4, "alarmsWithChildren")]
+        );
+        for id in [1, 3, 6] {
+            assert!(index.remove(&"t".into(), id));
+        }
+        assert_eq!(found(&index, &event, &[11, 10]), [(5, "events")]);
+    }
+
+    #[test]
+    fn nobody_else_pays_for_the_walk() {
+        let index = Index::default();
+        index.insert(route(1, Some(10), &["events", "measurements"]));
+        let asked = |tenant, api| index.matching(&message(tenant, api, 12), || Err("asked")).is_err();
+        assert!(!asked("t", Api::Events), "no subscription follows children");
+        index.insert(route(2, Some(10), &["eventsWithChildren"]));
+        assert!(asked("t", Api::Events) && asked("t", Api::Alarms));
+        assert!(!asked("t", Api::Measurements) && !asked("t", Api::ManagedObjects) && !asked("t", Api::Operations));
+        assert!(!asked("u", Api::Events), "another tenant");
+        index.remove(&"t".into(), 2);
+        assert!(!asked("t", Api::Events));
+    }
+
+    proptest! {
+        /// Whoever asks each subscription by itself whether its source is the message's or above it finds the same.
+        #[test]
+        fn the_index_finds_what_a_look_at_every_subscription_finds(
+            subscriptions in prop::collection::vec((prop::option::of(0..6_u64), 0..5_usize), 0..12),
+            removed in prop::collection::btree_set(0..12_u64, 0..4),
+            above in prop::collection::btree_set(0..6_u64, 0..6),
+            source in 0..6_u64,
+            api in prop::sample::select(vec![Api::Events, Api::Alarms, Api::Measurements]),
+        ) {
+            const APIS: [&[&str]; 5] =
+                [&["*"], &["events"], &["eventsWithChildren"], &["alarmsWithChildren", "alarms"], &["measurements"]];
+            let above: BTreeSet<u64> = above.into_iter().filter(|id| *id != source).collect();
+            let index = Index::default();
+            let mut expected = Vec::new();
+            let message = message("t", api, source);
+            for (id, (of, apis)) in (0..).zip(subscriptions) {
+                // What follows children is not for the tenant's context.
+                let apis = if of.is_none() && matches!(apis, 2 | 3) { APIS[1] } else { APIS[apis] };
+                let route = route(id, of, apis);
+                let own = of.is_none_or(|of| of == source);
+                if !removed.contains(&id) && (own || of.is_some_and(|of| above.contains(&of))) {
+                    expected.extend(route.subscription.types(&message, own).map(|kind| (id, kind)));
+                }
+                index.insert(route);
+            }
+            for id in removed {
+                index.remove(&"t".into(), id);
+            }
+            expected.sort_unstable();
+            let above: Vec<_> = above.into_iter().collect();
+            prop_assert_eq!(found(&index, &message, &above), expected);
+        }
+    }
 }

@@ -92,22 +92,32 @@ impl Subscription {
         [plain.filter(wanted), with_children.filter(wanted)].into_iter().flatten()
     }
 
+    /// Whether messages of what is below the source may concern this, too (seed 000, "Subscription filters").
+    #[must_use]
+    pub fn follows_children(&self) -> bool {
+        let follows = |name: &String| name == "*" || name.ends_with("WithChildren");
+        self.context == Context::Mo && self.apis.as_ref().is_none_or(|apis| apis.iter().any(follows))
+    }
+
     /// Whether a second one like this would be a duplicate. Filters do not count.
     #[must_use]
     pub fn duplicates(&self, other: &Self) -> bool {
         (self.context, self.source, &self.subscription) == (other.context, other.source, &other.subscription)
     }
 
-    /// The subscription as clients see it.
+    /// The subscription as clients see it; `source_name` is that of its source.
     #[must_use]
-    pub fn render(&self, base_url: &str) -> Value {
+    pub fn render(&self, base_url: &str, source_name: Option<&str>) -> Value {
         let mut out = Map::new();
         let mut set = |name: &str, value: Value| out.insert(name.to_owned(), value);
         set("id", self.id.to_string().into());
         set("self", format!("{base_url}/notification2/subscriptions/{}", self.id).into());
         if let Some(source) = self.source {
             let url = format!("{base_url}/inventory/managedObjects/{source}");
-            set("source", serde_json::json!({"id": source.to_string(), "self": url}));
+            let mut rendered =
+                Map::from_iter([("id".to_owned(), source.to_string().into()), ("self".to_owned(), url.into())]);
+            rendered.extend(source_name.map(|name| ("name".to_owned(), name.into())));
+            set("source", rendered.into());
         }
         set("context", if self.context == Context::Mo { "mo" } else { "tenant" }.into());
         set("subscription", self.subscription.clone().into());

@@ -68,6 +68,14 @@ pub enum Refused {
         /// `limits.fan_out_bytes`.
         bytes: usize,
     },
+    /// A subscription with children may be meant, but finding it would take too long.
+    #[error("the managed object '{object}' has more than {limit} others above it")]
+    Ancestors {
+        /// Id of the message's source.
+        object: u64,
+        /// `limits.ancestors`.
+        limit: usize,
+    },
     /// A plugin of a subscription could not judge or shape the message.
     #[error("a plugin of subscription '{subscription}' failed: {reason}")]
     Plugin {
