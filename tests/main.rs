@@ -10,6 +10,7 @@ mod harness;
 mod inventory;
 mod listen;
 mod measurements;
+mod objects;
 mod plugins;
 mod shaping;
 mod startup;

@@ -1,6 +1,6 @@
 //! Keyed locks for what is read, changed and written: one holder per key, from the read until the commit is answered.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -23,6 +23,18 @@ impl<K: Eq + Hash> KeyedLocks<K> {
     /// Waits for the key's turn.
     pub async fn lock(&self, key: K) -> OwnedMutexGuard<()> {
         self.of(key).lock_owned().await
+    }
+
+    /// Waits for the turns of all keys, in their order, so that two who want the same ones never wait for each other.
+    pub async fn lock_all(&self, keys: BTreeSet<K>) -> Vec<OwnedMutexGuard<()>>
+    where
+        K: Ord,
+    {
+        let mut held = Vec::with_capacity(keys.len());
+        for key in keys {
+            held.push(self.lock(key).await);
+        }
+        held
     }
 
     fn of(&self, key: K) -> Arc<tokio::sync::Mutex<()>> {

@@ -26,6 +26,7 @@ use crate::locks::KeyedLocks;
 use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::{Sources, inventory};
 use crate::plugin::{PluginLimits, Plugins};
+use crate::retention::Retention;
 use crate::store::{Statement, Store, Value};
 use crate::subscription::Index;
 use crate::telemetry;
@@ -145,7 +146,7 @@ async fn build(
     let consumer_limits =
         ConsumerLimits { topics: config.limits.topics_per_tenant, consumers: config.limits.consumers_per_topic };
     let (writer, writing) = Writer::spawn(writing, ledger, clock.clone(), consumer_limits);
-    let sources = Sources::new(inventory::ids(&readers).await?);
+    let sources = Sources::new(inventory::sources(&readers).await?);
     let ids = ObjectIds::load(&readers).await?;
     let plugins = plugins.await??;
     let index = Arc::new(Index::default());
@@ -158,6 +159,9 @@ async fn build(
         fan_out_messages: config.limits.fan_out_messages,
         fan_out_bytes: config.limits.fan_out_bytes,
     };
+    let stopping = CancellationToken::new();
+    let retention = Retention::new(&config.retention, readers.clone(), writer.clone(), clock.clone());
+    tokio::spawn(retention.run(stopping.clone()));
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,
@@ -175,7 +179,7 @@ async fn build(
         bodies,
         epochs: Epochs::new(),
         metrics,
-        stopping: CancellationToken::new(),
+        stopping,
         consumers: tokio_util::task::TaskTracker::new(),
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,

@@ -8,7 +8,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 
 use crate::auth::{AuthError, TokenError};
 use crate::json::Invalid;
-use crate::platform::measurement::ListError;
+use crate::platform::list::ListError;
 use crate::store::StoreError;
 use crate::writer::{AttachError, Refused};
 
@@ -78,7 +78,8 @@ impl ApiError {
         error
     }
 
-    fn internal(message: impl Into<Cow<'static, str>>) -> Self {
+    /// 500.
+    pub fn internal(message: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "general/internalError", message)
     }
 }

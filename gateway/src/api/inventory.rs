@@ -24,7 +24,7 @@ const PATH: &str = "/inventory/managedObjects";
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryAdmin).or_else(|_| caller.require(Role::InventoryCreate))?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let new = inventory::parse(&body, &principal.user, &json_limits(&app.config))?;
     let id = app.ids.take(1, &app.writer).await?;
@@ -42,8 +42,10 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     };
     let rendered = render(&object, &caller);
     submit(&app, &principal.tenant, mode, &object, Action::Create, rendered.clone(), vec![statement]).await?;
-    app.sources.insert(&principal.tenant, id);
-    let location = Some(format!("{}{PATH}/{id}", caller.base_url));
+    if mode.stores() {
+        app.sources.insert(&principal.tenant, id, object.name().as_deref());
+    }
+    let location = mode.stores().then(|| format!("{}{PATH}/{id}", caller.base_url));
     Ok(Reply { status: StatusCode::CREATED, location, media: "managedobject" }.respond(&headers, || rendered.to_vec()))
 }
 
@@ -68,7 +70,7 @@ pub(super) async fn update(
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryAdmin)?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let limit = app.config.limits.body_bytes;
     let patch = read_body(&app, &headers, body, limit).await?;
     let _held = app.objects.lock(id.ok_or_else(missing)?).await;
@@ -78,17 +80,11 @@ pub(super) async fn update(
         // A heartbeat changes nothing, and is answered with nothing but the id.
         return Ok(reply.respond(&headers, || deletion(before.id).to_vec()));
     };
-    let statement = Statement {
-        sql: "UPDATE managed_object SET type = ?, updated = ?, body = ? WHERE id = ?",
-        values: vec![
-            kind(&after),
-            Value::Int(after.updated_ms),
-            Value::Blob(after.body.clone()),
-            Value::Int(after.id.cast_signed()),
-        ],
-    };
     let rendered = render(&after, &caller);
-    submit(&app, &principal.tenant, mode, &after, Action::Update, rendered.clone(), vec![statement]).await?;
+    submit(&app, &principal.tenant, mode, &after, Action::Update, rendered.clone(), vec![replacement(&after)]).await?;
+    if mode.stores() {
+        app.sources.insert(&principal.tenant, after.id, after.name().as_deref());
+    }
     Ok(reply.respond(&headers, || rendered.to_vec()))
 }
 
@@ -100,7 +96,7 @@ pub(super) async fn delete(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let principal = caller.require(Role::InventoryAdmin)?;
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let _held = app.objects.lock(id.ok_or_else(missing)?).await;
     let object = load(&app, &principal.tenant, id).await?;
     let _subscribing = app.subscribing.lock().await;
@@ -110,8 +106,10 @@ pub(super) async fn delete(
         Statement { sql: "DELETE FROM subscription WHERE source = ?", values: row() },
     ];
     submit(&app, &principal.tenant, mode, &object, Action::Delete, deletion(object.id), statements).await?;
-    app.sources.remove(object.id);
-    forget_source(&app, &principal.tenant, object.id);
+    if mode.stores() {
+        app.sources.remove(object.id);
+        forget_source(&app, &principal.tenant, object.id);
+    }
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -119,12 +117,12 @@ fn missing() -> ApiError {
     ApiError::not_found("inventory", "Finding device data from database failed")
 }
 
-async fn load(app: &App, tenant: &Tenant, id: Option<u64>) -> Result<ManagedObject, ApiError> {
+pub(super) async fn load(app: &App, tenant: &Tenant, id: Option<u64>) -> Result<ManagedObject, ApiError> {
     let id = id.ok_or_else(missing)?;
     inventory::get(&app.store, tenant.as_str(), id).await?.ok_or_else(missing)
 }
 
-fn render(object: &ManagedObject, caller: &Caller) -> Bytes {
+pub(super) fn render(object: &ManagedObject, caller: &Caller) -> Bytes {
     let mut body = Vec::new();
     object.render(&caller.base_url, &mut body);
     body.into()
@@ -144,19 +142,39 @@ async fn submit(
     statements: Vec<Statement>,
 ) -> Result<(), ApiError> {
     let mut request = LineRequest::default();
-    request.change.statements = statements;
+    if mode.stores() {
+        request.change.statements = statements;
+    }
     if mode.notifies() {
-        let mut updated = Vec::new();
-        time::write(object.updated_ms, &mut updated);
-        request.messages.push(Arc::new(Message {
-            tenant: tenant.clone(),
-            api: Api::ManagedObjects,
-            action,
-            source: object.id.to_string().as_str().into(),
-            kind: object.kind.clone(),
-            time: String::from_utf8_lossy(&updated).into(),
-            body,
-        }));
+        request.messages.push(message(tenant, object, action, body));
     }
     app.pipeline.submit(tenant, request).await.map_err(ApiError::from)
+}
+
+/// What subscriptions hear of an object.
+pub(super) fn message(tenant: &Tenant, object: &ManagedObject, action: Action, body: Bytes) -> Arc<Message> {
+    let mut updated = Vec::new();
+    time::write(object.updated_ms, &mut updated);
+    Arc::new(Message {
+        tenant: tenant.clone(),
+        api: Api::ManagedObjects,
+        action,
+        source: object.id.to_string().as_str().into(),
+        kind: object.kind.clone(),
+        time: String::from_utf8_lossy(&updated).into(),
+        body,
+    })
+}
+
+/// Stores an object that has changed.
+pub(super) fn replacement(object: &ManagedObject) -> Statement {
+    Statement {
+        sql: "UPDATE managed_object SET type = ?, updated = ?, body = ? WHERE id = ?",
+        values: vec![
+            kind(object),
+            Value::Int(object.updated_ms),
+            Value::Blob(object.body.clone()),
+            Value::Int(object.id.cast_signed()),
+        ],
+    }
 }

@@ -1,9 +1,13 @@
 //! HTTP: the one router, one file for each family of resources, and what all handlers share.
 
+mod alarms;
 mod consumer;
 mod error;
+mod events;
 mod inventory;
 mod measurements;
+mod objects;
+mod operations;
 mod operator;
 mod subscriptions;
 mod tokens;
@@ -15,7 +19,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use bytes::{Bytes, BytesMut};
@@ -39,6 +44,7 @@ use crate::dispatch::Epochs;
 use crate::ids::ObjectIds;
 use crate::json;
 use crate::locks::KeyedLocks;
+use crate::message::Api;
 use crate::pipeline::Pipeline;
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
@@ -64,7 +70,7 @@ pub struct App {
     pub sources: Sources,
     /// Object ids.
     pub ids: ObjectIds,
-    /// Locks on managed objects that are being changed.
+    /// Locks on objects that are being changed; that of a device is also the lock of its alarms.
     pub objects: KeyedLocks<u64>,
     /// Subscriptions in force.
     pub index: Arc<Index>,
@@ -99,8 +105,39 @@ pub fn router(app: Arc<App>) -> Router {
             "/inventory/managedObjects/{id}",
             route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
         )
-        .route("/measurement/measurements", route("GET, POST", get(measurements::list).post(measurements::create)))
-        .route("/measurement/measurements/{id}", route("GET", get(measurements::get)))
+        .route(
+            "/measurement/measurements",
+            route(
+                "GET, POST, DELETE",
+                get(measurements::list).post(measurements::create).delete(measurements::delete_all),
+            ),
+        )
+        .route(
+            "/measurement/measurements/{id}",
+            route("GET, DELETE", get(measurements::get).delete(measurements::delete)),
+        )
+        .route(
+            "/event/events",
+            route("GET, POST, DELETE", get(events::list).post(events::create).delete(events::delete_all)),
+        )
+        .route(
+            "/event/events/{id}",
+            route("GET, PUT, DELETE", get(events::get).put(events::update).delete(events::delete)),
+        )
+        .route(
+            "/alarm/alarms",
+            route(
+                "GET, POST, PUT, DELETE",
+                get(alarms::list).post(alarms::create).put(alarms::update_all).delete(alarms::delete_all),
+            ),
+        )
+        .route("/alarm/alarms/count", route("GET", get(alarms::count)))
+        .route("/alarm/alarms/{id}", route("GET, PUT", get(alarms::get).put(alarms::update)))
+        .route(
+            "/devicecontrol/operations",
+            route("GET, POST, DELETE", get(operations::list).post(operations::create).delete(operations::delete_all)),
+        )
+        .route("/devicecontrol/operations/{id}", route("GET, PUT", get(operations::get).put(operations::update)))
         .route("/notification2", route("GET", get(subscriptions::resource)))
         .route(
             "/notification2/subscriptions",
@@ -122,6 +159,15 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", route("GET", get(operator::metrics)))
         .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
         .with_state(app)
+        .layer(axum::middleware::from_fn(to_the_end))
+}
+
+/// Carries a request out to its end even if the client goes away: a lock must be held until the commit is answered.
+async fn to_the_end(request: Request, next: Next) -> Result<Response, ApiError> {
+    tokio::spawn(next.run(request)).await.map_err(|error| {
+        tracing::error!(%error, "a request was not carried out");
+        ApiError::internal("the request failed")
+    })
 }
 
 /// A route that answers other methods with 405 and the allowed ones.
@@ -233,9 +279,9 @@ fn parameter<'a>(query: &'a [(Cow<'_, str>, Cow<'_, str>)], name: &str) -> Optio
     query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| &**value)
 }
 
-/// What becomes of the objects of a request.
-fn processing_mode(headers: &HeaderMap) -> Result<ProcessingMode, ApiError> {
-    Ok(ProcessingMode::of(headers.get(ProcessingMode::HEADER).map(HeaderValue::as_bytes))?)
+/// What becomes of the objects of a request to `api`.
+fn processing_mode(headers: &HeaderMap, api: Api) -> Result<ProcessingMode, ApiError> {
+    Ok(ProcessingMode::of(headers.get(ProcessingMode::HEADER).map(HeaderValue::as_bytes), api)?)
 }
 
 /// Limits of the JSON that clients send.

@@ -1,12 +1,15 @@
 //! Managed objects: what a client sets (name, type, owner, fragments) and what the gateway adds around it.
 
-use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteExecutor};
 
+use super::merge::merge;
+use super::object::stored_text;
+use super::sources::Source;
 use super::{check_name, push_decimal, push_self, short_string};
 use crate::json::{self, Invalid, Limits, Member, Members};
 use crate::message::Tenant;
@@ -99,33 +102,23 @@ impl ManagedObject {
     /// Names the member that is wrong; an object that would pass `limits.members` or a body of `max_bytes` is refused.
     pub fn merge(&self, patch: &[u8], now_ms: i64, limits: &Limits, max_bytes: usize) -> Result<Option<Self>, Invalid> {
         let patch = Members::parse(patch, limits)?;
-        let mut changes: HashMap<&str, &str> =
-            client_members(&patch).map(|member| (&*member.name, member.raw)).collect();
+        let changes: Vec<_> = client_members(&patch).collect();
         if changes.is_empty() {
             return Ok(None);
         }
-        let kind = match changes.get("type") {
-            Some(raw) if json::is_null(raw) => None,
-            Some(raw) => Some(short_string(raw, "type")?.into()),
+        let body = merge(&self.body, changes.iter().copied(), limits, max_bytes, check_member)?;
+        let kind = match changes.iter().find(|member| member.name == "type") {
+            Some(member) if json::is_null(member.raw) => None,
+            Some(member) => Some(json::string(member.raw, "type")?.into()),
             None => self.kind.clone(),
         };
-        let mut merged = Merged { body: Vec::with_capacity(self.body.len()), members: 0 };
-        let stored = [b"{", &*self.body, b"}"].concat();
-        for Member { name, raw } in &Members::parse(&stored, limits)? {
-            merged.push(name, changes.remove(&**name).unwrap_or(raw))?;
-        }
-        for Member { name, .. } in client_members(&patch) {
-            if let Some(raw) = changes.remove(&**name) {
-                merged.push(name, raw)?;
-            }
-        }
-        if merged.members > limits.members {
-            return Err(Invalid::new("", format!("the object would have more than {} members", limits.members)));
-        }
-        if merged.body.len() > max_bytes {
-            return Err(Invalid::new("", format!("the object would be larger than {max_bytes} bytes")));
-        }
-        Ok(Some(Self { kind, updated_ms: now_ms, body: merged.body.into(), ..*self }))
+        Ok(Some(Self { kind, updated_ms: now_ms, body, ..*self }))
+    }
+
+    /// `name`, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<Box<str>> {
+        stored_text(&self.body, "name")
     }
 
     /// Appends the object as clients get it, one line; the body of its notifications is the same text.
@@ -170,24 +163,6 @@ impl ManagedObject {
     }
 }
 
-/// The body of an object while it is put together.
-struct Merged {
-    body: Vec<u8>,
-    members: usize,
-}
-
-impl Merged {
-    fn push(&mut self, name: &str, raw: &str) -> Result<(), Invalid> {
-        if json::is_null(raw) {
-            return Ok(());
-        }
-        check_member(name, raw)?;
-        self.members += 1;
-        json::push_member(name, raw, &mut self.body);
-        Ok(())
-    }
-}
-
 /// Reads one managed object.
 ///
 /// # Errors
@@ -201,22 +176,25 @@ pub async fn get(store: impl SqliteExecutor<'_>, tenant: &str, id: u64) -> sqlx:
     row.as_ref().map(ManagedObject::from_row).transpose()
 }
 
-/// Reads whose managed objects exist, for the set of known sources that is kept in memory.
+/// Reads which managed objects exist, for what is kept of them in memory.
 ///
 /// # Errors
 /// When the store fails.
-pub async fn ids(store: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<(Tenant, u64)>> {
-    let mut rows = sqlx::query("SELECT tenant, id FROM managed_object ORDER BY tenant, id").fetch(store);
-    let mut ids: Vec<(Tenant, u64)> = Vec::new();
+pub async fn sources(store: impl SqliteExecutor<'_>) -> sqlx::Result<Vec<(u64, Source)>> {
+    let mut rows =
+        sqlx::query("SELECT tenant, id, '{' || body || '}' ->> '$.name' FROM managed_object ORDER BY tenant, id")
+            .fetch(store);
+    let mut sources: Vec<(u64, Source)> = Vec::new();
     while let Some(row) = rows.try_next().await? {
         let name: &str = row.try_get("tenant")?;
-        let tenant = match ids.last() {
-            Some((tenant, _)) if tenant.as_str() == name => tenant.clone(),
+        let tenant = match sources.last() {
+            Some((_, Source { tenant, .. })) if tenant.as_str() == name => tenant.clone(),
             _ => Tenant::from(name),
         };
-        ids.push((tenant, row.try_get::<i64, _>("id")?.cast_unsigned()));
+        let name = row.try_get::<Option<&str>, _>(2)?.map(Arc::from);
+        sources.push((row.try_get::<i64, _>("id")?.cast_unsigned(), Source { tenant, name }));
     }
-    Ok(ids)
+    Ok(sources)
 }
 
 #[cfg(test)]
@@ -362,7 +340,8 @@ mod tests {
         .execute(&mut store)
         .await
         .unwrap();
-        let first = object(r#"{"type":"t","a":1}"#);
+        let first = object(r#"{"type":"t","name":"pump \"1\"","a":{"name":1}}"#);
+        assert_eq!(first.name().as_deref(), Some("pump \"1\""));
         let rows = [("b", 3, None), ("a", 9, None), ("a", 7, first.kind.as_deref())];
         for (tenant, id, kind) in rows {
             sqlx::query(
@@ -382,9 +361,10 @@ mod tests {
         assert_eq!(get(&mut store, "a", 9).await.unwrap().unwrap().kind, None);
         assert_eq!(get(&mut store, "b", 7).await.unwrap(), None);
         assert_eq!(get(&mut store, "a", 8).await.unwrap(), None);
-        let known = ids(&mut store).await.unwrap();
-        let known: Vec<_> = known.iter().map(|(tenant, id)| (tenant.as_str(), *id)).collect();
-        assert_eq!(known, [("a", 7), ("a", 9), ("b", 3)]);
+        let known = sources(&mut store).await.unwrap();
+        let known: Vec<_> =
+            known.iter().map(|(id, source)| (source.tenant.as_str(), *id, source.name.as_deref())).collect();
+        assert_eq!(known, [("a", 7, Some("pump \"1\"")), ("a", 9, Some("pump \"1\"")), ("b", 3, Some("pump \"1\""))]);
     }
 
     /// Objects over few names, so that patches hit; no nulls inside the stored one.

@@ -6,14 +6,20 @@ use bytes::Bytes;
 
 use crate::json::{self, Invalid};
 
+pub mod alarm;
+pub mod event;
 pub mod inventory;
+pub mod list;
 pub mod measurement;
+mod merge;
 mod mode;
+pub mod object;
+pub mod operation;
 pub mod page;
 mod sources;
 
 pub use mode::ProcessingMode;
-pub use sources::Sources;
+pub use sources::{Source, Sources};
 
 /// Longest type, name, owner, fragment or series name, in characters.
 pub const MAX_NAME_CHARS: usize = 256;
