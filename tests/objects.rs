@@ -1,8 +1,11 @@
 //! Events, alarms, operations, and what all kinds of objects have in common (Cumulocity OpenAPI; seed 000).
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
 
 use crate::harness::{Consumer, Gateway, PASSWORD, Setup, eventually, measurement};
 
@@ -230,6 +233,34 @@ async fn alarms_raised_at_once_are_all_counted() {
     assert_eq!(object["c8y_ActiveAlarmsStatus"], json!({"major": 1}));
 }
 
+// A client that goes away must not make the gateway forget the lock of what it was changing: no occurrence is lost or told twice.
+#[tokio::test]
+async fn clients_that_go_away_do_no_harm() {
+    const CLIENTS: usize = 12;
+    const REQUESTS: usize = 15;
+    let (gateway, device, mut consumer) = listening(&["alarms"]).await;
+    let body = alarm(&device, "hot", "MAJOR").to_string();
+    let request = format!(
+        "POST {ALARMS} HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\
+         Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n\r\n{body}",
+        body.len()
+    );
+    let client = async |client: usize| {
+        for pause in 0..REQUESTS {
+            let mut socket = TcpStream::connect(gateway.addr).await.unwrap();
+            socket.write_all(request.as_bytes()).await.unwrap();
+            tokio::time::sleep(Duration::from_micros(((pause * CLIENTS + client) * 20) as u64)).await;
+        }
+    };
+    futures_util::future::join_all((0..CLIENTS).map(client)).await;
+    let last = gateway.post(ALARMS, &alarm(&device, "hot", "MAJOR")).await.expect(201).json();
+    let count = last["count"].as_u64().unwrap();
+    assert!(count > 1, "some were carried out");
+    for expected in 1..=count {
+        assert_eq!(told(&mut consumer).await.2["count"], expected);
+    }
+}
+
 #[tokio::test]
 async fn a_device_tells_how_many_open_alarms_it_has_before_it_tells_of_the_alarm() {
     let (gateway, device, mut consumer) = listening(&["managedobjects", "alarms"]).await;
@@ -279,6 +310,86 @@ async fn a_device_tells_how_many_open_alarms_it_has_before_it_tells_of_the_alarm
     gateway.put(&object, &json!({"end": true})).await.expect(200);
     expect(None, "").await;
     assert_eq!(told(&mut consumer).await.2["end"], true, "nothing else was told");
+}
+
+// A random history of a device's alarms against a naive model; a failure prints the seed.
+#[tokio::test]
+async fn alarms_follow_a_naive_model_of_them() {
+    const SEVERITIES: [&str; 4] = ["CRITICAL", "MAJOR", "MINOR", "WARNING"];
+    const STATUSES: [&str; 3] = ["ACTIVE", "ACKNOWLEDGED", "CLEARED"];
+    struct Model {
+        id: String,
+        kind: usize,
+        severity: &'static str,
+        status: &'static str,
+        count: u64,
+    }
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let seed = RandomState::new().hash_one(0);
+    let mut state = seed | 1;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        usize::try_from(state >> 33).unwrap() % below
+    };
+    let mut alarms: Vec<Model> = Vec::new();
+    for step in 0..200 {
+        let (kind, severity, status) = (random(3), SEVERITIES[random(4)], STATUSES[random(3)]);
+        match random(10) {
+            0..5 => {
+                let made = gateway.post(ALARMS, &alarm(&device, &kind.to_string(), severity)).await.expect(201).json();
+                let open = |alarm: &&mut Model| alarm.kind == kind && alarm.status != "CLEARED";
+                // An ACTIVE one first, then the newest.
+                match alarms
+                    .iter_mut()
+                    .filter(open)
+                    .max_by_key(|alarm| (alarm.status == "ACTIVE", alarm.id.parse::<u64>().unwrap()))
+                {
+                    Some(alarm) => {
+                        alarm.count += 1;
+                        assert_eq!(id(&made), alarm.id, "seed {seed}, step {step}");
+                    }
+                    None => alarms.push(Model { id: id(&made).to_owned(), kind, severity, status: "ACTIVE", count: 1 }),
+                }
+            }
+            5..8 if !alarms.is_empty() => {
+                let chosen = random(alarms.len());
+                let chosen = &mut alarms[chosen];
+                let patch = json!({"status": status, "severity": severity});
+                gateway.put(&format!("{ALARMS}/{}", chosen.id), &patch).await.expect(200);
+                (chosen.status, chosen.severity) = (status, severity);
+            }
+            8 => {
+                let path = format!("{ALARMS}?source={device}&type={kind}");
+                gateway.put(&path, &json!({"status": status})).await.expect(200);
+                alarms.iter_mut().filter(|alarm| alarm.kind == kind).for_each(|alarm| alarm.status = status);
+            }
+            _ => {
+                gateway.delete(&format!("{ALARMS}?type={kind}&severity={severity}")).await.expect(204);
+                alarms.retain(|alarm| alarm.kind != kind || alarm.severity != severity);
+            }
+        }
+        let mut expected = json!({});
+        for alarm in alarms.iter().filter(|alarm| alarm.status != "CLEARED") {
+            let count = &mut expected[alarm.severity.to_lowercase()];
+            *count = json!(count.as_u64().unwrap_or(0) + 1);
+        }
+        let object = gateway.get(&format!("/inventory/managedObjects/{device}")).await.expect(200).json();
+        let shown = object.get("c8y_ActiveAlarmsStatus").cloned().unwrap_or(json!({}));
+        assert_eq!(shown, expected, "seed {seed}, step {step}");
+    }
+    let page = gateway.get(&format!("{ALARMS}?pageSize=2000&revert=true")).await.expect(200).json();
+    let mut listed: Vec<_> = page["alarms"].as_array().unwrap().iter().collect();
+    listed.sort_by_key(|alarm| id(alarm).parse::<u64>().unwrap());
+    alarms.sort_by_key(|alarm| alarm.id.parse::<u64>().unwrap());
+    assert_eq!(listed.len(), alarms.len(), "seed {seed}");
+    for (shown, model) in listed.into_iter().zip(&alarms) {
+        let fields = (id(shown), &shown["severity"], &shown["status"], shown["count"].as_u64());
+        let expected = (&*model.id, &json!(model.severity), &json!(model.status), Some(model.count));
+        assert_eq!(fields, expected, "seed {seed}");
+    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use hyper::{HeaderMap, StatusCode, Uri};
 use tokio::sync::OwnedMutexGuard;
 
 use super::inventory;
-use super::objects::{Family, Received, unknown_source};
+use super::objects::{Family, Received};
 use super::{ApiError, App, AppState, Caller, Id, Reply, json_limits, query, read_body};
 use crate::auth::Role;
 use crate::json::Limits;
@@ -293,9 +293,7 @@ impl<'a> Changes<'a> {
                     continue;
                 }
                 let open = OpenAlarms::of(&self.app.store, device).await?.and(change);
-                let before = inventory::load(self.app, self.tenant, Some(device))
-                    .await
-                    .map_err(|_| unknown_source("source.id", device))?;
+                let before = inventory::load(self.app, self.tenant, Some(device)).await?;
                 self.take(before.body.len())?;
                 // A device that is as large as it may be still tells of its alarms.
                 let unlimited = Limits { depth: usize::MAX, members: usize::MAX, elements: usize::MAX };
