@@ -12,6 +12,7 @@ mod identity;
 mod inventory;
 mod listen;
 mod measurements;
+mod objects;
 mod plugins;
 mod shaping;
 mod startup;

@@ -116,6 +116,12 @@ impl<'a> Members<'a> {
         (!is_null(member.raw)).then_some(member.raw)
     }
 
+    /// The members whose names are none of `names`.
+    #[must_use]
+    pub fn without(&self, names: &[&str]) -> Self {
+        Self(self.0.iter().filter(|member| !names.contains(&&*member.name)).cloned().collect())
+    }
+
     /// All members in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Member<'a>> {
         self.0.iter()

@@ -7,6 +7,7 @@
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
+//! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`serve`] puts it all together; [`listen`], with [`client`], is a consumer for the terminal.
 //!
@@ -32,6 +33,7 @@ pub mod message;
 pub mod pipeline;
 pub mod platform;
 pub mod plugin;
+pub mod retention;
 pub mod serve;
 pub mod store;
 pub mod subscription;

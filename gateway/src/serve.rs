@@ -27,6 +27,7 @@ use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
+use crate::retention::Retention;
 use crate::store::{Statement, Store, Value};
 use crate::subscription::Index;
 use crate::telemetry;
@@ -160,6 +161,9 @@ async fn build(
         fan_out_bytes: config.limits.fan_out_bytes,
         ancestors: config.limits.ancestors,
     };
+    let stopping = CancellationToken::new();
+    let retention = Retention::new(&config.retention, readers.clone(), writer.clone(), clock.clone());
+    tokio::spawn(retention.run(stopping.clone()));
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,
@@ -185,7 +189,7 @@ async fn build(
         bodies,
         epochs: Epochs::new(),
         metrics,
-        stopping: CancellationToken::new(),
+        stopping,
         consumers: tokio_util::task::TaskTracker::new(),
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,

@@ -67,8 +67,10 @@ pub(crate) struct Gateway {
 
 impl Gateway {
     pub(crate) fn setup() -> Setup {
-        let password = ("TIDEGATE_ADMIN_PASSWORD".to_owned(), PASSWORD.to_owned());
-        Setup { config: String::new(), env: vec![password] }
+        let setup = Setup { config: String::new(), env: Vec::new() }.env("TIDEGATE_ADMIN_PASSWORD", PASSWORD);
+        // The times in the scenes are fixed, and grow older.
+        let kinds = ["MEASUREMENTS", "EVENTS", "ALARMS", "OPERATIONS"];
+        kinds.iter().fold(setup, |setup, kind| setup.env(&format!("TIDEGATE_RETENTION__{kind}_DAYS"), "36500"))
     }
 
     pub(crate) async fn start() -> Self {

@@ -13,12 +13,10 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
 use super::inventory::{PATH, create_object, created, invalid_data, load, missing, push_object, rendered_page};
-use super::{
-    ApiError, App, AppState, Caller, Reply, found, json_limits, processing_mode, query, read_body, to_the_end,
-};
+use super::{ApiError, App, AppState, Caller, Reply, found, json_limits, processing_mode, query, read_body};
 use crate::auth::Role;
 use crate::json::Invalid;
-use crate::message::Tenant;
+use crate::message::{Api, Tenant};
 use crate::platform::children::{self, Kind, Posted, Relation, Shown, Side, push_reference};
 use crate::platform::inventory::ManagedObject;
 use crate::platform::page::{Envelope, PageRequest};
@@ -81,58 +79,55 @@ pub(super) async fn create(
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let posted = children::parse_posted(content_type, &body, &json_limits(&app.config))?;
-    to_the_end(async move {
-        let tenant = &caller.principal.tenant;
-        let parent = link.parent(&app, tenant)?;
-        match posted {
-            Posted::Object => {
-                let _held = app.objects.lock(parent).await;
-                link.parent(&app, tenant)?;
-                check_room(&app, tenant, parent, 1)?;
-                let more = |child| vec![insert(link.kind, parent, &BTreeSet::from([child]))];
-                let (child, done) = create_object(&app, &caller, mode, &body, more).await?;
-                if done.stored {
-                    app.sources.link(link.kind, parent, child.id);
-                }
-                done.told?;
-                Ok(created(&caller, &child, done.stored, &headers))
+    let tenant = &caller.principal.tenant;
+    let parent = link.parent(&app, tenant)?;
+    match posted {
+        Posted::Object => {
+            let _held = app.objects.lock(parent).await;
+            link.parent(&app, tenant)?;
+            check_room(&app, tenant, parent, 1)?;
+            let more = |child| vec![insert(link.kind, parent, &BTreeSet::from([child]))];
+            let (child, done) = create_object(&app, &caller, mode, &body, more).await?;
+            if done.stored {
+                app.sources.link(link.kind, parent, child.id);
             }
-            Posted::Reference(child) => {
-                check_mode(mode)?;
-                add(&app, tenant, link.kind, parent, BTreeSet::from([child])).await?;
-                let child = load(&app, tenant, Some(child)).await?;
-                let base = &caller.base_url;
-                let location = Some(format!("{base}{PATH}/{parent}/{}/{}", link.kind.children(), child.id));
-                let reply = Reply { status: StatusCode::CREATED, location, media: "managedobjectreference" };
-                Ok(reply.respond(&headers, || {
-                    let mut body = Vec::new();
-                    link.push(&app, &caller, parent, Shown::default(), &child, &mut body);
-                    body
-                }))
-            }
-            Posted::References(children) => {
-                check_mode(mode)?;
-                add(&app, tenant, link.kind, parent, children.iter().copied().collect()).await?;
-                let base = &caller.base_url;
-                let url = format!("{base}{PATH}/{parent}/{}", link.kind.children());
-                let reply =
-                    Reply { status: StatusCode::CREATED, location: None, media: "managedobjectreferencecollection" };
-                Ok(reply.respond(&headers, || {
-                    serde_json::json!({"self": url, "references": children.iter().map(|child| serde_json::json!({
-                        "managedObject": {"id": child.to_string(), "self": format!("{base}{PATH}/{child}")},
-                        "self": format!("{url}/{child}"),
-                    })).collect::<Vec<_>>()})
-                    .to_string()
-                    .into_bytes()
-                }))
-            }
+            done.told?;
+            Ok(created(&caller, &child, done.stored, &headers))
         }
-    })
-    .await
+        Posted::Reference(child) => {
+            check_mode(mode)?;
+            add(&app, tenant, link.kind, parent, BTreeSet::from([child])).await?;
+            let child = load(&app, tenant, Some(child)).await?;
+            let base = &caller.base_url;
+            let location = Some(format!("{base}{PATH}/{parent}/{}/{}", link.kind.children(), child.id));
+            let reply = Reply { status: StatusCode::CREATED, location, media: "managedobjectreference" };
+            Ok(reply.respond(&headers, || {
+                let mut body = Vec::new();
+                link.push(&app, &caller, parent, Shown::default(), &child, &mut body);
+                body
+            }))
+        }
+        Posted::References(children) => {
+            check_mode(mode)?;
+            add(&app, tenant, link.kind, parent, children.iter().copied().collect()).await?;
+            let base = &caller.base_url;
+            let url = format!("{base}{PATH}/{parent}/{}", link.kind.children());
+            let reply =
+                Reply { status: StatusCode::CREATED, location: None, media: "managedobjectreferencecollection" };
+            Ok(reply.respond(&headers, || {
+                serde_json::json!({"self": url, "references": children.iter().map(|child| serde_json::json!({
+                    "managedObject": {"id": child.to_string(), "self": format!("{base}{PATH}/{child}")},
+                    "self": format!("{url}/{child}"),
+                })).collect::<Vec<_>>()})
+                .to_string()
+                .into_bytes()
+            }))
+        }
+    }
 }
 
 /// Nobody is told of a link, so nothing would be left of one that is not stored.
@@ -250,9 +245,9 @@ pub(super) async fn delete(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
-    check_mode(processing_mode(&headers)?)?;
+    check_mode(processing_mode(&headers, Api::ManagedObjects)?)?;
     let child = link.child.ok_or_else(missing)?;
-    to_the_end(async move { remove(&app, &caller.principal.tenant, &link, BTreeSet::from([child])).await }).await
+    remove(&app, &caller.principal.tenant, &link, BTreeSet::from([child])).await
 }
 
 /// DELETE of the links that the body names, all or none.
@@ -264,10 +259,10 @@ pub(super) async fn delete_many(
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    check_mode(processing_mode(&headers)?)?;
+    check_mode(processing_mode(&headers, Api::ManagedObjects)?)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let children = children::parse_references(&body, &json_limits(&app.config))?;
-    to_the_end(async move { remove(&app, &caller.principal.tenant, &link, children.into_iter().collect()).await }).await
+    remove(&app, &caller.principal.tenant, &link, children.into_iter().collect()).await
 }
 
 /// Breaks links that are there.

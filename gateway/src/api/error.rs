@@ -8,7 +8,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 
 use crate::auth::{AuthError, TokenError};
 use crate::json::Invalid;
-use crate::platform::measurement::ListError;
+use crate::platform::list::ListError;
 use crate::platform::search::SearchError;
 use crate::store::StoreError;
 use crate::writer::{AttachError, Refused};

@@ -7,7 +7,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode};
 
 use super::inventory::missing as missing_object;
-use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, read_body, to_the_end};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, read_body};
 use crate::auth::Role;
 use crate::message::Tenant;
 use crate::platform::identity::{self, ExternalId};
@@ -39,18 +39,15 @@ pub(super) async fn create(
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let id = identity::parse(&body, &json_limits(&app.config))?;
     let object = object.ok_or_else(missing_object)?;
-    to_the_end(async move {
-        bind(&app, &caller.principal.tenant, object, &id).await?;
-        let mut location = caller.base_url.clone().into_bytes();
-        id.push_path(&mut location);
-        let location = String::from_utf8(location).ok();
-        Ok(Reply { status: StatusCode::CREATED, location, media: "externalid" }.respond(&headers, || {
-            let mut body = Vec::new();
-            id.render(object, &caller.base_url, &mut body);
-            body
-        }))
-    })
-    .await
+    bind(&app, &caller.principal.tenant, object, &id).await?;
+    let mut location = caller.base_url.clone().into_bytes();
+    id.push_path(&mut location);
+    let location = String::from_utf8(location).ok();
+    Ok(Reply { status: StatusCode::CREATED, location, media: "externalid" }.respond(&headers, || {
+        let mut body = Vec::new();
+        id.render(object, &caller.base_url, &mut body);
+        body
+    }))
 }
 
 async fn bind(app: &App, tenant: &Tenant, object: u64, id: &ExternalId) -> Result<(), ApiError> {
@@ -121,18 +118,15 @@ pub(super) async fn get(
 pub(super) async fn delete(State(app): AppState, caller: Caller, named: Named) -> Result<Response, ApiError> {
     caller.require(Role::IdentityAdmin)?;
     let id = external_id(named)?;
-    to_the_end(async move {
-        let tenant = &caller.principal.tenant;
-        let _id = app.external_ids.lock((tenant.clone(), id.clone())).await;
-        identity::find(&app.store, tenant.as_str(), &id).await?.ok_or_else(missing)?;
-        let statement = Statement {
-            sql: "DELETE FROM external_id WHERE tenant = ? AND type = ? AND value = ?",
-            values: key(tenant, &id),
-        };
-        app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-        Ok(StatusCode::NO_CONTENT.into_response())
-    })
-    .await
+    let tenant = &caller.principal.tenant;
+    let _id = app.external_ids.lock((tenant.clone(), id.clone())).await;
+    identity::find(&app.store, tenant.as_str(), &id).await?.ok_or_else(missing)?;
+    let statement = Statement {
+        sql: "DELETE FROM external_id WHERE tenant = ? AND type = ? AND value = ?",
+        values: key(tenant, &id),
+    };
+    app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// A path that is no text names nothing.

@@ -10,9 +10,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
 use super::subscriptions::forget_sources;
-use super::{
-    ApiError, App, AppState, Caller, Id, Reply, found, json_limits, processing_mode, query, read_body, to_the_end,
-};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, processing_mode, query, read_body};
 use crate::auth::Role;
 use crate::json::Invalid;
 use crate::message::{Action, Api, Message, Tenant};
@@ -34,14 +32,11 @@ const LOOKS: usize = 8;
 pub(super) async fn create(State(app): AppState, caller: Caller, request: Request) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin).or_else(|_| caller.require(Role::InventoryCreate))?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
-    to_the_end(async move {
-        let (object, done) = create_object(&app, &caller, mode, &body, |_| Vec::new()).await?;
-        done.told?;
-        Ok(created(&caller, &object, done.stored, &headers))
-    })
-    .await
+    let (object, done) = create_object(&app, &caller, mode, &body, |_| Vec::new()).await?;
+    done.told?;
+    Ok(created(&caller, &object, done.stored, &headers))
 }
 
 /// The answer to the POST of an object, which has no references yet. Nothing can be found under the URL of what was not stored.
@@ -157,31 +152,28 @@ pub(super) async fn update(
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
     let (Parts { headers, .. }, body) = request.into_parts();
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let limit = app.config.limits.body_bytes;
     let patch = read_body(&app, &headers, body, limit).await?;
-    to_the_end(async move {
-        let tenant = &caller.principal.tenant;
-        let _held = app.objects.lock(id.ok_or_else(missing)?).await;
-        let before = load(&app, tenant, id).await?;
-        let reply = Reply { status: StatusCode::OK, location: None, media: "managedobject" };
-        let Some(after) = before.merge(&patch, app.clock.now_ms(), &json_limits(&app.config), limit)? else {
-            // A heartbeat changes nothing, and is answered with nothing but the id.
-            return Ok(reply.respond(&headers, || deletion(before.id).to_vec()));
-        };
-        let messages = vec![message(tenant, &after, Action::Update, render(&after, &caller))];
-        let done = submit(&app, tenant, mode, messages, vec![replacement(&after)]).await?;
-        if done.stored {
-            app.sources.insert(tenant, after.id, after.name().as_deref());
-        }
-        done.told?;
-        Ok(reply.respond(&headers, || {
-            let mut body = Vec::new();
-            push_object(&app, &caller, Shown::default(), &after, &mut body);
-            body
-        }))
-    })
-    .await
+    let tenant = &caller.principal.tenant;
+    let _held = app.objects.lock(id.ok_or_else(missing)?).await;
+    let before = load(&app, tenant, id).await?;
+    let reply = Reply { status: StatusCode::OK, location: None, media: "managedobject" };
+    let Some(after) = before.merge(&patch, app.clock.now_ms(), &json_limits(&app.config), limit)? else {
+        // A heartbeat changes nothing, and is answered with nothing but the id.
+        return Ok(reply.respond(&headers, || deletion(before.id).to_vec()));
+    };
+    let messages = vec![message(tenant, &after, Action::Update, render(&after, &caller))];
+    let done = submit(&app, tenant, mode, messages, vec![replacement(&after)]).await?;
+    if done.stored {
+        app.sources.insert(tenant, after.id, after.name().as_deref());
+    }
+    done.told?;
+    Ok(reply.respond(&headers, || {
+        let mut body = Vec::new();
+        push_object(&app, &caller, Shown::default(), &after, &mut body);
+        body
+    }))
 }
 
 /// DELETE; what hangs on the object (subscriptions, links, external ids) goes with it, in one commit.
@@ -193,28 +185,25 @@ pub(super) async fn delete(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     caller.require(Role::InventoryAdmin)?;
-    let mode = processing_mode(&headers)?;
+    let mode = processing_mode(&headers, Api::ManagedObjects)?;
     let query = query(&uri);
     let wish = Wish { cascade: flag(&query, "cascade")?, force: flag(&query, "forceCascade")? };
     // Devices have no users of their own here, so none is left behind.
     flag(&query, "withDeviceUser")?;
-    to_the_end(async move {
-        let tenant = &caller.principal.tenant;
-        let id = id.ok_or_else(missing)?;
-        let mut seen = BTreeSet::from([id]);
-        for _ in 0..LOOKS {
-            let _held = app.objects.lock_all(seen.clone()).await;
-            let doomed = doomed(&app, tenant, id, wish).await?;
-            // Links change only under the locks of both ends, so a hierarchy whose objects are all held stays as it is.
-            if doomed.is_subset(&seen) {
-                delete_objects(&app, tenant, mode, id, &doomed).await?;
-                return Ok(StatusCode::NO_CONTENT.into_response());
-            }
-            seen = doomed;
+    let tenant = &caller.principal.tenant;
+    let id = id.ok_or_else(missing)?;
+    let mut seen = BTreeSet::from([id]);
+    for _ in 0..LOOKS {
+        let _held = app.objects.lock_all(seen.clone()).await;
+        let doomed = doomed(&app, tenant, id, wish).await?;
+        // Links change only under the locks of both ends, so a hierarchy whose objects are all held stays as it is.
+        if doomed.is_subset(&seen) {
+            delete_objects(&app, tenant, mode, id, &doomed).await?;
+            return Ok(StatusCode::NO_CONTENT.into_response());
         }
-        Err(ApiError::busy("The hierarchy is being changed. Try again in a second."))
-    })
-    .await
+        seen = doomed;
+    }
+    Err(ApiError::busy("The hierarchy is being changed. Try again in a second."))
 }
 
 /// What of a hierarchy a DELETE asks for.

@@ -1,11 +1,15 @@
 //! HTTP: the one router, one file for each family of resources, and what all handlers share.
 
+mod alarms;
 mod children;
 mod consumer;
 mod error;
+mod events;
 mod identity;
 mod inventory;
 mod measurements;
+mod objects;
+mod operations;
 mod operator;
 mod subscriptions;
 mod tokens;
@@ -17,7 +21,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::{FromRequestParts, Request, State};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use bytes::{Bytes, BytesMut};
@@ -41,7 +46,7 @@ use crate::dispatch::Epochs;
 use crate::ids::ObjectIds;
 use crate::json;
 use crate::locks::KeyedLocks;
-use crate::message::Tenant;
+use crate::message::{Api, Tenant};
 use crate::pipeline::Pipeline;
 use crate::platform::children::Kind;
 use crate::platform::identity::ExternalId;
@@ -69,7 +74,7 @@ pub struct App {
     pub sources: Arc<Sources>,
     /// Object ids.
     pub ids: ObjectIds,
-    /// Locks on managed objects that are being changed.
+    /// Locks on objects that are being changed; that of a device is also the lock of its alarms.
     pub objects: KeyedLocks<u64>,
     /// Locks on external ids that are being bound or unbound; taken after those on objects.
     pub external_ids: KeyedLocks<(Tenant, ExternalId)>,
@@ -99,8 +104,36 @@ pub struct App {
 
 /// The whole HTTP surface.
 pub fn router(app: Arc<App>) -> Router {
+    let changing = inventory_routes().merge(object_routes()).merge(subscription_routes());
     let consumer = route("GET", get(consumer::connect));
-    let router = Kind::ALL.into_iter().fold(Router::new(), |router, kind| {
+    // What takes no locks and changes no memory needs no task of its own.
+    Router::new()
+        .merge(changing.route_layer(axum::middleware::from_fn(to_the_end)))
+        .route(
+            "/measurement/measurements",
+            route(
+                "GET, POST, DELETE",
+                get(measurements::list).post(measurements::create).delete(measurements::delete_all),
+            ),
+        )
+        .route(
+            "/event/events",
+            route("GET, POST, DELETE", get(events::list).post(events::create).delete(events::delete_all)),
+        )
+        .route("/notification2", route("GET", get(subscriptions::resource)))
+        .route("/notification2/token", route("POST", post(tokens::create)))
+        .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
+        .route("/notification2/consumer", consumer.clone())
+        .route("/notification2/consumer/", consumer)
+        .route("/health/live", route("GET", get(operator::live)))
+        .route("/health/ready", route("GET", get(operator::ready)))
+        .route("/metrics", route("GET", get(operator::metrics)))
+        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
+        .with_state(app)
+}
+
+fn inventory_routes() -> Router<Arc<App>> {
+    let children = Kind::ALL.into_iter().fold(Router::new(), |router, kind| {
         let collection = format!("/inventory/managedObjects/{{id}}/{}", kind.children());
         let one = format!("{collection}/{{child}}");
         router
@@ -110,7 +143,7 @@ pub fn router(app: Arc<App>) -> Router {
             )
             .route(&one, route("GET, DELETE", get(children::get).delete(children::delete)))
     });
-    router
+    children
         .route("/inventory/managedObjects", route("GET, POST", get(inventory::list).post(inventory::create)))
         .route(
             "/inventory/managedObjects/{id}",
@@ -123,9 +156,37 @@ pub fn router(app: Arc<App>) -> Router {
             "/identity/externalIds/{type}/{*value}",
             route("GET, DELETE", get(identity::get).delete(identity::delete)),
         )
-        .route("/measurement/measurements", route("GET, POST", get(measurements::list).post(measurements::create)))
-        .route("/measurement/measurements/{id}", route("GET", get(measurements::get)))
-        .route("/notification2", route("GET", get(subscriptions::resource)))
+}
+
+/// Objects that belong to a managed object, where they are changed in place.
+fn object_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route(
+            "/measurement/measurements/{id}",
+            route("GET, DELETE", get(measurements::get).delete(measurements::delete)),
+        )
+        .route(
+            "/event/events/{id}",
+            route("GET, PUT, DELETE", get(events::get).put(events::update).delete(events::delete)),
+        )
+        .route(
+            "/alarm/alarms",
+            route(
+                "GET, POST, PUT, DELETE",
+                get(alarms::list).post(alarms::create).put(alarms::update_all).delete(alarms::delete_all),
+            ),
+        )
+        .route("/alarm/alarms/count", route("GET", get(alarms::count)))
+        .route("/alarm/alarms/{id}", route("GET, PUT", get(alarms::get).put(alarms::update)))
+        .route(
+            "/devicecontrol/operations",
+            route("GET, POST, DELETE", get(operations::list).post(operations::create).delete(operations::delete_all)),
+        )
+        .route("/devicecontrol/operations/{id}", route("GET, PUT", get(operations::get).put(operations::update)))
+}
+
+fn subscription_routes() -> Router<Arc<App>> {
+    Router::new()
         .route(
             "/notification2/subscriptions",
             route(
@@ -137,15 +198,15 @@ pub fn router(app: Arc<App>) -> Router {
             "/notification2/subscriptions/{id}",
             route("GET, DELETE", get(subscriptions::get).delete(subscriptions::delete)),
         )
-        .route("/notification2/token", route("POST", post(tokens::create)))
-        .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
-        .route("/notification2/consumer", consumer.clone())
-        .route("/notification2/consumer/", consumer)
-        .route("/health/live", route("GET", get(operator::live)))
-        .route("/health/ready", route("GET", get(operator::ready)))
-        .route("/metrics", route("GET", get(operator::metrics)))
-        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
-        .with_state(app)
+}
+
+/// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
+/// locks are held until then.
+async fn to_the_end(request: Request, next: Next) -> Result<Response, ApiError> {
+    tokio::spawn(next.run(request)).await.map_err(|error| {
+        tracing::error!(%error, "a request was not carried out");
+        ApiError::internal("the request failed")
+    })
 }
 
 /// A route that answers other methods with 405 and the allowed ones.
@@ -247,14 +308,6 @@ impl<S: Sync> FromRequestParts<S> for Id {
     }
 }
 
-/// Carries out what must not end halfway, also when the client goes away: memory follows the commit, and locks are held until
-/// then.
-async fn to_the_end<T: Send + 'static>(
-    work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::spawn(work).await.unwrap_or_else(|_| Err(ApiError::internal("the request failed")))
-}
-
 /// The query parameters, decoded, in order.
 fn query(uri: &Uri) -> Vec<(Cow<'_, str>, Cow<'_, str>)> {
     form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect()
@@ -265,9 +318,9 @@ fn parameter<'a>(query: &'a [(Cow<'_, str>, Cow<'_, str>)], name: &str) -> Optio
     query.iter().find(|(key, value)| key == name && !value.is_empty()).map(|(_, value)| &**value)
 }
 
-/// What becomes of the objects of a request.
-fn processing_mode(headers: &HeaderMap) -> Result<ProcessingMode, ApiError> {
-    Ok(ProcessingMode::of(headers.get(ProcessingMode::HEADER).map(HeaderValue::as_bytes))?)
+/// What becomes of the objects of a request to `api`.
+fn processing_mode(headers: &HeaderMap, api: Api) -> Result<ProcessingMode, ApiError> {
+    Ok(ProcessingMode::of(headers.get(ProcessingMode::HEADER).map(HeaderValue::as_bytes), api)?)
 }
 
 /// Limits of the JSON that clients send.

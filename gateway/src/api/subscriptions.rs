@@ -11,7 +11,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
-use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body, to_the_end};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
 use crate::auth::Role;
 use crate::backlog::TopicKey;
 use crate::message::{Action, Api, Message, Tenant};
@@ -45,7 +45,7 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     let (Parts { headers, .. }, body) = request.into_parts();
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let subscription = Subscription::parse(&body)?;
-    to_the_end(async move { make(&app, &caller, &headers, subscription).await }).await
+    make(&app, &caller, &headers, subscription).await
 }
 
 async fn make(
@@ -131,13 +131,10 @@ pub(super) async fn get(
 /// DELETE of one. Topics and consumers stay (seed 000, "Deleting subscriptions").
 pub(super) async fn delete(State(app): AppState, caller: Caller, Id(id): Id) -> Result<Response, ApiError> {
     caller.require(ROLE)?;
-    to_the_end(async move {
-        let tenant = &caller.principal.tenant;
-        let _subscribing = app.subscribing.lock().await;
-        let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-        remove(&app, tenant, &[route]).await
-    })
-    .await
+    let tenant = &caller.principal.tenant;
+    let _subscribing = app.subscribing.lock().await;
+    let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    remove(&app, tenant, &[route]).await
 }
 
 /// DELETE of all subscriptions of a source, or of the tenant context.
@@ -150,13 +147,10 @@ pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: U
         (Context::Mo, None) => Err(ApiError::unprocessable("source: is needed unless 'context' is 'tenant'")),
         (Context::Tenant, Some(_)) => Err(ApiError::unprocessable("source: is only for the context 'mo'")),
         _ => {
-            to_the_end(async move {
-                let tenant = &caller.principal.tenant;
-                let _subscribing = app.subscribing.lock().await;
-                let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
-                remove(&app, tenant, &routes).await
-            })
-            .await
+            let tenant = &caller.principal.tenant;
+            let _subscribing = app.subscribing.lock().await;
+            let routes = app.index.list(tenant, |subscription| selection.selects(subscription));
+            remove(&app, tenant, &routes).await
         }
     }
 }

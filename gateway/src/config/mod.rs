@@ -27,6 +27,8 @@ pub struct Config {
     pub consumer: Consumer,
     /// The sandbox of plugins.
     pub plugins: Plugins,
+    /// How long objects are kept.
+    pub retention: Retention,
     /// The file that holds everything.
     pub store: Store,
     /// The log.
@@ -131,6 +133,20 @@ pub struct Plugins {
     pub idle_seconds: u64,
 }
 
+/// `retention`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Retention {
+    /// Days after its time that a measurement is deleted.
+    pub measurements_days: u64,
+    /// Days after its time that an event is deleted.
+    pub events_days: u64,
+    /// Days after its time that a cleared alarm is deleted; open ones stay.
+    pub alarms_days: u64,
+    /// Days after its creation that an operation is deleted.
+    pub operations_days: u64,
+}
+
 /// `store`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -217,6 +233,12 @@ impl Default for Plugins {
             instances: 256,
             idle_seconds: 60,
         }
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self { measurements_days: 60, events_days: 60, alarms_days: 60, operations_days: 60 }
     }
 }
 

@@ -1,13 +1,13 @@
 //! Managed objects: what a client sets (name, type, owner, fragments) and what the gateway adds around it.
 
-use std::collections::HashMap;
-
 use bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteExecutor, SqlitePool};
 
 use super::children::{Kind, Relation};
+use super::merge::merge;
+use super::object::{member, stored_text};
 use super::{PATH, Sources, check_name, push_decimal, push_self, short_string};
 use crate::json::{self, Invalid, Limits, Member, Members};
 use crate::message::Tenant;
@@ -95,33 +95,23 @@ impl ManagedObject {
     /// Names the member that is wrong; an object that would pass `limits.members` or a body of `max_bytes` is refused.
     pub fn merge(&self, patch: &[u8], now_ms: i64, limits: &Limits, max_bytes: usize) -> Result<Option<Self>, Invalid> {
         let patch = Members::parse(patch, limits)?;
-        let mut changes: HashMap<&str, &str> =
-            client_members(&patch).map(|member| (&*member.name, member.raw)).collect();
+        let changes: Vec<_> = client_members(&patch).collect();
         if changes.is_empty() {
             return Ok(None);
         }
-        let kind = match changes.get("type") {
-            Some(raw) if json::is_null(raw) => None,
-            Some(raw) => Some(short_string(raw, "type")?.into()),
+        let body = merge(&self.body, changes.iter().copied(), limits, max_bytes, check_member)?;
+        let kind = match changes.iter().find(|member| member.name == "type") {
+            Some(member) if json::is_null(member.raw) => None,
+            Some(member) => Some(json::string(member.raw, "type")?.into()),
             None => self.kind.clone(),
         };
-        let mut merged = Merged { body: Vec::with_capacity(self.body.len()), members: 0 };
-        let stored = [b"{", &*self.body, b"}"].concat();
-        for Member { name, raw } in &Members::parse(&stored, limits)? {
-            merged.push(name, changes.remove(&**name).unwrap_or(raw))?;
-        }
-        for Member { name, .. } in client_members(&patch) {
-            if let Some(raw) = changes.remove(&**name) {
-                merged.push(name, raw)?;
-            }
-        }
-        if merged.members > limits.members {
-            return Err(Invalid::new("", format!("the object would have more than {} members", limits.members)));
-        }
-        if merged.body.len() > max_bytes {
-            return Err(Invalid::new("", format!("the object would be larger than {max_bytes} bytes")));
-        }
-        Ok(Some(Self { kind, updated_ms: now_ms, body: merged.body.into(), ..*self }))
+        Ok(Some(Self { kind, updated_ms: now_ms, body, ..*self }))
+    }
+
+    /// `name`, if it has one.
+    #[must_use]
+    pub fn name(&self) -> Option<Box<str>> {
+        stored_text(&self.body, "name")
     }
 
     /// Appends the object as its notifications tell of it, one line: its references are empty, as on the platform.
@@ -178,13 +168,6 @@ impl ManagedObject {
         member(&self.text(), fragment).is_some()
     }
 
-    /// `name`, if it has one.
-    #[must_use]
-    pub fn name(&self) -> Option<Box<str>> {
-        let text = self.text();
-        member(&text, "name").and_then(|raw| json::string(raw, "name").ok()).map(Box::from)
-    }
-
     /// The body as a JSON object.
     pub(super) fn text(&self) -> String {
         format!("{{{}}}", String::from_utf8_lossy(&self.body))
@@ -199,36 +182,6 @@ impl ManagedObject {
             updated_ms: row.try_get("updated")?,
             body: row.try_get::<Vec<u8>, _>("body")?.into(),
         })
-    }
-}
-
-/// The raw value of a member of an object that was parsed when it came.
-pub(super) fn member<'a>(object: &'a str, wanted: &str) -> Option<&'a str> {
-    let mut found = None;
-    let walked = json::each_member(object, |name, raw| {
-        if name == wanted {
-            found = Some(raw);
-        }
-        Ok(())
-    });
-    walked.ok().and(found)
-}
-
-/// The body of an object while it is put together.
-struct Merged {
-    body: Vec<u8>,
-    members: usize,
-}
-
-impl Merged {
-    fn push(&mut self, name: &str, raw: &str) -> Result<(), Invalid> {
-        if json::is_null(raw) {
-            return Ok(());
-        }
-        check_member(name, raw)?;
-        self.members += 1;
-        json::push_member(name, raw, &mut self.body);
-        Ok(())
     }
 }
 

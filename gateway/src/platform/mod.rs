@@ -6,11 +6,17 @@ use bytes::Bytes;
 
 use crate::json::{self, Invalid};
 
+pub mod alarm;
 pub mod children;
+pub mod event;
 pub mod identity;
 pub mod inventory;
+pub mod list;
 pub mod measurement;
+mod merge;
 mod mode;
+pub mod object;
+pub mod operation;
 pub mod page;
 pub mod query;
 pub mod search;

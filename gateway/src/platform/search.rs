@@ -11,7 +11,8 @@ use futures_util::TryStreamExt as _;
 use sqlx::{QueryBuilder, Sqlite, SqlitePool};
 
 use super::children::{Kind, Relation, Side};
-use super::inventory::{ManagedObject, member};
+use super::inventory::ManagedObject;
+use super::object::member;
 use super::page::{self, PageRequest, parameter};
 use super::query::{Expression, Property, Query, Subject};
 use super::{Sources, parse_id};

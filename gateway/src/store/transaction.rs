@@ -32,9 +32,22 @@ pub struct Statement {
     pub values: Vec<Value>,
 }
 
-/// A row of `measurement`.
+impl Statement {
+    /// Bytes of the texts and blobs that are bound.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let bytes = |value: &Value| match value {
+            Value::Null | Value::Int(_) => 0,
+            Value::Text(text) => text.len(),
+            Value::Blob(blob) => blob.len(),
+        };
+        self.values.iter().map(bytes).sum()
+    }
+}
+
+/// A row of `measurement` or `event`.
 #[derive(Clone, Debug)]
-pub struct MeasurementRow {
+pub struct ObjectRow {
     /// Object id.
     pub id: u64,
     /// Owner.
@@ -45,6 +58,8 @@ pub struct MeasurementRow {
     pub kind: Box<str>,
     /// `time` in ms since the epoch.
     pub time_ms: i64,
+    /// When it was made, in ms since the epoch; measurements do not keep it.
+    pub created_ms: i64,
     /// JSON members on one line.
     pub body: Bytes,
 }
@@ -68,7 +83,9 @@ pub struct Transaction {
     /// Single statements, run first and in order.
     pub statements: Vec<Statement>,
     /// New measurements.
-    pub measurements: Vec<MeasurementRow>,
+    pub measurements: Vec<ObjectRow>,
+    /// New events.
+    pub events: Vec<ObjectRow>,
     /// New messages.
     pub messages: Vec<MessageRow>,
     /// Consumer row id, `hi`, holes.
@@ -83,6 +100,7 @@ impl Transaction {
     pub fn is_empty(&self) -> bool {
         self.statements.is_empty()
             && self.measurements.is_empty()
+            && self.events.is_empty()
             && self.messages.is_empty()
             && self.cursors.is_empty()
             && self.freed.is_empty()
@@ -102,6 +120,13 @@ impl Transaction {
                  FROM json_each(?);",
             );
         }
+        if !self.events.is_empty() {
+            sql.push_str(
+                "INSERT INTO event(id, tenant, source, type, time, body, created, updated)
+                 SELECT value->>0, value->>1, value->>2, value->>3, value->>4, substr(?, (value->>5) + 1, value->>6),
+                 value->>7, value->>7 FROM json_each(?);",
+            );
+        }
         if !self.messages.is_empty() {
             sql.push_str(
                 "INSERT INTO msg(id, topic, ts, body)
@@ -118,7 +143,8 @@ impl Transaction {
             sql.push_str("DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?));");
         }
         sql.push_str("COMMIT");
-        self.bind(sqlx::query(AssertSqlSafe(sql)))
+        // There is no end of combinations of single statements; the connection keeps those texts that come again.
+        self.bind(sqlx::query(AssertSqlSafe(sql))).persistent(self.statements.len() <= 1)
     }
 
     fn bind(&self, mut query: Query<'static, Sqlite, SqliteArguments>) -> Query<'static, Sqlite, SqliteArguments> {
@@ -130,9 +156,11 @@ impl Transaction {
                 Value::Blob(bytes) => query.bind(bytes.to_vec()),
             };
         }
-        if !self.measurements.is_empty() {
-            let (blob, rows) = self.pack_measurements();
-            query = query.bind(blob).bind(rows);
+        for objects in [&self.measurements, &self.events] {
+            if !objects.is_empty() {
+                let (blob, rows) = pack_objects(objects);
+                query = query.bind(blob).bind(rows);
+            }
         }
         if !self.messages.is_empty() {
             let (blob, rows) = self.pack_messages();
@@ -147,21 +175,6 @@ impl Transaction {
         query
     }
 
-    fn pack_measurements(&self) -> (Vec<u8>, String) {
-        let mut blob = Vec::with_capacity(self.measurements.iter().map(|row| row.body.len()).sum());
-        let rows: Vec<_> = self
-            .measurements
-            .iter()
-            .map(|row| {
-                let offset = blob.len();
-                blob.extend_from_slice(&row.body);
-                (row.id, row.tenant.as_str(), row.source, &*row.kind, row.time_ms, offset, row.body.len())
-            })
-            .collect();
-        let rows = json(&rows);
-        (blob, rows)
-    }
-
     fn pack_messages(&self) -> (Vec<u8>, String) {
         let mut blob = Vec::with_capacity(self.messages.iter().map(|row| row.body.len()).sum());
         let mut rows = String::with_capacity(self.messages.len() * 32);
@@ -174,6 +187,21 @@ impl Transaction {
         rows.push(']');
         (blob, rows)
     }
+}
+
+/// All bodies in one blob, and a row `[id, tenant, source, type, time, offset, length, created]` for each object.
+fn pack_objects(objects: &[ObjectRow]) -> (Vec<u8>, String) {
+    let mut blob = Vec::with_capacity(objects.iter().map(|row| row.body.len()).sum());
+    let rows: Vec<_> = objects
+        .iter()
+        .map(|row| {
+            let offset = blob.len();
+            blob.extend_from_slice(&row.body);
+            (row.id, row.tenant.as_str(), row.source, &*row.kind, row.time_ms, offset, row.body.len(), row.created_ms)
+        })
+        .collect();
+    let rows = json(&rows);
+    (blob, rows)
 }
 
 fn json(rows: &impl serde::Serialize) -> String {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::backlog::{Attached, Busy, Ledger, Record, Rejected, Staged, Topic, TopicKey};
 use crate::clock::Clock;
-use crate::store::{MeasurementRow, Statement, StoreError, Writing};
+use crate::store::{ObjectRow, Statement, StoreError, Writing};
 
 /// Commands that wait; beyond that their senders wait.
 const QUEUE: usize = 1024;
@@ -37,7 +37,9 @@ pub struct Change {
     /// Rows of the control plane and of objects that are changed in place.
     pub statements: Vec<Statement>,
     /// New measurements.
-    pub measurements: Vec<MeasurementRow>,
+    pub measurements: Vec<ObjectRow>,
+    /// New events.
+    pub events: Vec<ObjectRow>,
     /// New messages.
     pub records: Vec<Record>,
 }
@@ -327,7 +329,7 @@ impl Worker {
                 metrics::counter!("tidegate_messages_appended_total")
                     .increment(staged.transaction.messages.len() as u64);
                 metrics::counter!("tidegate_objects_stored_total")
-                    .increment(staged.transaction.measurements.len() as u64);
+                    .increment((staged.transaction.measurements.len() + staged.transaction.events.len()) as u64);
                 self.ledger.committed(staged);
                 Ok(verdicts)
             }
@@ -343,6 +345,7 @@ impl Worker {
             Item::Change(change, _) => {
                 staged.transaction.statements.extend_from_slice(&change.statements);
                 staged.transaction.measurements.extend_from_slice(&change.measurements);
+                staged.transaction.events.extend_from_slice(&change.events);
                 self.ledger.append(staged, change.records.clone())
             }
             Item::Settle { topic, consumer, ids } => {
@@ -383,7 +386,9 @@ impl Item {
 
 impl Change {
     fn bytes(&self) -> usize {
-        self.measurements.iter().map(|row| row.body.len()).sum::<usize>()
+        let objects = self.measurements.iter().chain(&self.events);
+        objects.map(|row| row.body.len()).sum::<usize>()
+            + self.statements.iter().map(Statement::bytes).sum::<usize>()
             + self.records.iter().map(|record| record.body.len()).sum::<usize>()
     }
 }

@@ -89,12 +89,13 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
     let _other = gateway.writer.attach(free.clone(), "c").await.unwrap();
     gateway.writer.commit(records(vec![record(&full, 900)])).await.unwrap();
     let change = Change {
-        measurements: vec![MeasurementRow {
+        measurements: vec![ObjectRow {
             id: 1,
             tenant: "t".into(),
             source: 2,
             kind: "k".into(),
             time_ms: 3,
+            created_ms: 4,
             body: Bytes::from_static(b"\"a\":1"),
         }],
         ..records(vec![record(&free, 10), record(&full, 60), record(&full, 60)])
