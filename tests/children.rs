@@ -422,3 +422,109 @@ async fn links_made_and_broken_at_once_leave_memory_and_disk_alike() {
     gateway.restart().await;
     assert_eq!(all(&gateway).await, before);
 }
+
+/// An event of `device`, as small as it may be.
+fn event(device: &str, text: &str) -> Value {
+    json!({"source": {"id": device}, "type": "c8y_Door", "text": text, "time": "2026-03-01T12:00:00.000Z"})
+}
+
+async fn post_event(gateway: &Gateway, device: &str, text: &str) {
+    gateway.post("/event/events", &event(device, text)).await.expect(201);
+}
+
+async fn unlink(gateway: &Gateway, parent: &str, kind: &str, child: &str) {
+    gateway.delete(&format!("{OBJECTS}/{parent}/{kind}/{child}")).await.expect(204);
+}
+
+// Seed 000, "Subscription filters": all recursively descendant children, in addition to the source itself.
+#[tokio::test]
+async fn subscriptions_follow_children_of_every_kind_to_any_depth() {
+    let mut gateway = Gateway::start().await;
+    let top = gateway.device("top").await;
+    let mut devices = vec![top.clone()];
+    for n in 0..30 {
+        let device = gateway.device(&format!("d{n}")).await;
+        link(&gateway, &devices[n], KINDS[n % 3].0, &device).await;
+        devices.push(device);
+    }
+    let (bottom, outside) = (devices[30].clone(), gateway.device("outside").await);
+    // A second path, and a cycle.
+    link(&gateway, &top, "childAssets", &bottom).await;
+    link(&gateway, &bottom, "childDevices", &top).await;
+    for (topic, apis) in
+        [("Children", json!(["eventsWithChildren"])), ("Plain", json!(["events"])), ("All", json!(["*"]))]
+    {
+        let filter = json!({"apis": apis});
+        let source = json!({"id": top});
+        gateway
+            .subscribe(&json!({"context": "mo", "source": source, "subscription": topic, "subscriptionFilter": filter}))
+            .await;
+    }
+    let mut children = gateway.consumer("Children", "subA").await;
+    let mut plain = gateway.consumer("Plain", "subA").await;
+    let mut all = gateway.consumer("All", "subA").await;
+    for (n, device) in devices.iter().chain([&outside]).enumerate() {
+        post_event(&gateway, device, &n.to_string()).await;
+    }
+    // The tree as it is when a message comes.
+    link(&gateway, &devices[7], "childAdditions", &outside).await;
+    post_event(&gateway, &outside, "in").await;
+    unlink(&gateway, &devices[7], "childAdditions", &outside).await;
+    post_event(&gateway, &outside, "out").await;
+    unlink(&gateway, &top, "childAssets", &bottom).await;
+    post_event(&gateway, &bottom, "one path left").await;
+
+    let own = (top.clone(), "0".to_owned());
+    let mut expected: Vec<_> = devices.iter().enumerate().map(|(n, device)| (device.clone(), n.to_string())).collect();
+    expected.extend([(outside.clone(), "in".to_owned()), (bottom.clone(), "one path left".to_owned())]);
+    for (device, text) in &expected {
+        let frame = children.receive().await;
+        assert_eq!(frame.description, format!("/edge/eventsWithChildren/{device}"));
+        assert_eq!(frame.json()["text"], text.as_str());
+        // `*` takes the source's own under both types.
+        if *device == own.0 {
+            let twice = [all.receive().await.description, all.receive().await.description];
+            assert_eq!(twice, [format!("/edge/events/{device}"), format!("/edge/eventsWithChildren/{device}")]);
+        } else {
+            assert_eq!(all.receive().await.description, format!("/edge/eventsWithChildren/{device}"));
+        }
+    }
+    assert_eq!(plain.receive().await.description, format!("/edge/events/{top}"));
+    for consumer in [&mut children, &mut plain, &mut all] {
+        consumer.ping().await;
+        assert!(consumer.is_silent_for(std::time::Duration::from_millis(50)).await);
+    }
+
+    // The tree is there after a start, and what is cut off is followed no more.
+    gateway.kill9();
+    gateway.restart_process().await;
+    let mut children = gateway.reconnect("Children", "subA").await;
+    post_event(&gateway, &bottom, "again").await;
+    assert_eq!(children.receive().await.json()["text"], "again");
+    unlink(&gateway, &devices[15], KINDS[15 % 3].0, &devices[16]).await;
+    post_event(&gateway, &bottom, "cut off").await;
+    post_event(&gateway, &devices[15], "still below").await;
+    assert_eq!(children.receive().await.json()["text"], "still below");
+}
+
+#[tokio::test]
+async fn a_tree_that_is_too_high_refuses_rather_than_loses() {
+    let gateway = Gateway::with("[limits]\nancestors = 2").await;
+    let mut devices = Vec::new();
+    for n in 0..4 {
+        devices.push(gateway.device(&format!("d{n}")).await);
+    }
+    // From below, where no link has too much above its parent.
+    for n in [2, 1, 0] {
+        link(&gateway, &devices[n], "childDevices", &devices[n + 1]).await;
+    }
+    let filter = json!({"apis": ["eventsWithChildren"]});
+    let source = json!({"id": devices[0]});
+    post_event(&gateway, &devices[3], "nobody follows children").await;
+    gateway
+        .subscribe(&json!({"context": "mo", "source": source, "subscription": "S", "subscriptionFilter": filter}))
+        .await;
+    post_event(&gateway, &devices[2], "two above").await;
+    let refused = gateway.post("/event/events", &event(&devices[3], "three above")).await;
+    refused.error(422, "has more than 2 others above it");
+}
