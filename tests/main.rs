@@ -6,6 +6,7 @@
 mod access;
 mod consumers;
 mod crash;
+mod discovery;
 mod harness;
 mod inventory;
 mod listen;
@@ -14,4 +15,7 @@ mod plugins;
 mod shaping;
 mod startup;
 mod subscriptions;
+mod tenants;
+mod tls;
 mod tokens;
+mod users;

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tidegate::admin::{TenantArgs, UserArgs};
 use tidegate::listen::ListenArgs;
 use tidegate::serve::ServeArgs;
 
@@ -24,6 +25,10 @@ enum Command {
     Serve(ServeArgs),
     /// Consumes a topic and prints its messages.
     Listen(ListenArgs),
+    /// Adds, removes and lists users, and sets their passwords.
+    User(UserArgs),
+    /// Adds, removes and lists tenants.
+    Tenant(TenantArgs),
 }
 
 #[tokio::main]
@@ -32,6 +37,8 @@ async fn main() -> ExitCode {
         None => tidegate::serve::run(ServeArgs::default()).await,
         Some(Command::Serve(args)) => tidegate::serve::run(args).await,
         Some(Command::Listen(args)) => tidegate::listen::run(args).await,
+        Some(Command::User(args)) => tidegate::admin::users(args).await,
+        Some(Command::Tenant(args)) => tidegate::admin::tenants(args).await,
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,12 +1,16 @@
 //! HTTP: the one router, one file for each family of resources, and what all handlers share.
 
 mod consumer;
+mod cors;
+mod discovery;
 mod error;
 mod inventory;
 mod measurements;
 mod operator;
 mod subscriptions;
+mod tenants;
 mod tokens;
+mod users;
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -15,14 +19,18 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::{FromRequestParts, Path, State};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, LOCATION, ORIGIN};
 use hyper::http::request::Parts;
+use hyper::http::uri::Scheme;
 use hyper::{HeaderMap, Method, StatusCode, Uri};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sqlx::SqlitePool;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -30,6 +38,7 @@ use tokio_util::task::TaskTracker;
 
 pub use error::ApiError;
 pub(crate) use subscriptions::load as load_subscriptions;
+pub(crate) use tenants::ADMIN;
 
 use crate::auth::{Authenticator, ConsumerTokens, Principal, Role};
 use crate::backlog::Bodies;
@@ -39,7 +48,9 @@ use crate::dispatch::Epochs;
 use crate::ids::ObjectIds;
 use crate::json;
 use crate::locks::KeyedLocks;
+use crate::message::Tenant;
 use crate::pipeline::Pipeline;
+use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::subscription::Index;
@@ -66,6 +77,8 @@ pub struct App {
     pub ids: ObjectIds,
     /// Locks on managed objects that are being changed.
     pub objects: KeyedLocks<u64>,
+    /// Locks on tenants whose users are being changed; the gateway's own stands for the set of all tenants as well.
+    pub accounts: KeyedLocks<Tenant>,
     /// Subscriptions in force.
     pub index: Arc<Index>,
     /// Held while subscriptions are made or deleted.
@@ -93,7 +106,7 @@ pub struct App {
 /// The whole HTTP surface.
 pub fn router(app: Arc<App>) -> Router {
     let consumer = route("GET", get(consumer::connect));
-    Router::new()
+    let mut router = Router::new()
         .route("/inventory/managedObjects", route("POST", post(inventory::create)))
         .route(
             "/inventory/managedObjects/{id}",
@@ -117,11 +130,31 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
         .route("/notification2/consumer", consumer.clone())
         .route("/notification2/consumer/", consumer)
+        .route("/platform", route("GET", get(discovery::platform)))
+        .route("/tenant/currentTenant", route("GET", get(discovery::tenant)))
+        .route("/tenant/loginOptions", route("GET", get(discovery::login_options)))
+        .route("/user/currentUser", route("GET, PUT", get(users::current).put(users::update_current)))
+        .route("/user/roles", route("GET", get(users::roles)))
+        .route("/user/roles/{id}", route("GET", get(users::role)))
+        .route("/user/{tenant}/users", route("GET, POST", get(users::list).post(users::create)))
+        .route(
+            "/user/{tenant}/users/{id}",
+            route("GET, PUT, DELETE", get(users::get).put(users::update).delete(users::delete)),
+        )
+        .route("/user/{tenant}/userByName/{id}", route("GET", get(users::get)))
+        .route("/tidegate/v1/tenants", route("GET, POST", get(tenants::list).post(tenants::create)))
+        .route("/tidegate/v1/tenants/{id}", route("GET, DELETE", get(tenants::get).delete(tenants::delete)))
         .route("/health/live", route("GET", get(operator::live)))
         .route("/health/ready", route("GET", get(operator::ready)))
         .route("/metrics", route("GET", get(operator::metrics)))
-        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
-        .with_state(app)
+        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") });
+    for path in discovery::families() {
+        router = router.route(path, route("GET", get(discovery::family)));
+    }
+    if app.config.http.cors_origins.is_some() {
+        router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
+    }
+    router.with_state(app)
 }
 
 /// A route that answers other methods with 405 and the allowed ones.
@@ -147,7 +180,7 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        refuse_foreign_origin(parts)?;
+        refuse_foreign_origin(&app.config, parts)?;
         let header = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let principal = app.auth.basic(header).await.map_err(|error| {
             // Clients that send this do not want a browser's own dialog.
@@ -156,27 +189,45 @@ impl FromRequestParts<Arc<App>> for Caller {
             let error = ApiError::from(error);
             if quiet { error } else { error.with_challenge() }
         })?;
-        Ok(Self { principal, base_url: base_url(&app.config, &parts.headers) })
+        Ok(Self { principal, base_url: base_url(&app.config, parts) })
     }
 }
 
-/// A page of another site must not be able to change anything with the credentials that a browser keeps.
-fn refuse_foreign_origin(parts: &Parts) -> Result<(), ApiError> {
+/// How the gateway is called by somebody of whom nothing else is known.
+struct Origin(String);
+
+impl FromRequestParts<Arc<App>> for Origin {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Infallible> {
+        Ok(Self(base_url(&app.config, parts)))
+    }
+}
+
+/// A page of another site must not be able to change anything with the credentials that a browser keeps, unless the operator
+/// has named it.
+fn refuse_foreign_origin(config: &Config, parts: &Parts) -> Result<(), ApiError> {
     let Some(origin) = parts.headers.get(ORIGIN) else { return Ok(()) };
-    let host = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host.as_bytes());
+    let origin = origin.to_str().unwrap_or_default();
+    let host = origin.split_once("://").map(|(_, host)| host.as_bytes());
     let own = parts.headers.get(HOST).map(HeaderValue::as_bytes);
-    if host == own || matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
+    if host == own
+        || matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS)
+        || config.http.allows_origin(origin)
+    {
         return Ok(());
     }
     Err(ApiError::new(StatusCode::FORBIDDEN, "security/Forbidden", "Requests from other sites are refused."))
 }
 
-fn base_url(config: &Config, headers: &HeaderMap) -> String {
+/// How the gateway is called from where the request comes. Headers of proxies are not believed: anybody can send them.
+fn base_url(config: &Config, parts: &Parts) -> String {
     if let Some(url) = &config.http.public_url {
         return url.trim_end_matches('/').to_owned();
     }
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    format!("http://{host}")
+    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let scheme = parts.extensions.get().unwrap_or(&Scheme::HTTP);
+    format!("{scheme}://{host}")
 }
 
 /// Reads the body of a request, at most `limit` bytes. What passes [`SMALL_BODY`] counts to a common budget as it arrives.
@@ -221,6 +272,40 @@ impl<S: Sync> FromRequestParts<S> for Id {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(Self(parts.uri.path().rsplit('/').next().and_then(parse_id)))
     }
+}
+
+/// The names in a path, decoded.
+struct Names<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Names<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let names = Path::from_request_parts(parts, state).await;
+        names.map(|Path(names)| Self(names)).map_err(|_| ApiError::bad_request("The path is not UTF-8."))
+    }
+}
+
+/// A name as it stands in a path.
+pub(crate) fn path_segment(name: &str) -> String {
+    let mut segment = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => segment.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => segment.push(byte.into()),
+            _ => segment.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    segment
+}
+
+/// A page of rendered elements, of `total` there are.
+fn listed(url: &str, query: &Query<'_>, name: &str, page: PageRequest, shown: Vec<Value>, total: u64) -> Vec<u8> {
+    let more = page.offset() + (shown.len() as u64) < total;
+    let mut body = Vec::new();
+    let push = |element: Value, out: &mut Vec<u8>| out.extend_from_slice(element.to_string().as_bytes());
+    Envelope { url, query, name, page, more, total: Some(total) }.render(shown, push, &mut body);
+    body
 }
 
 /// The query parameters, decoded, in order.
