@@ -199,29 +199,37 @@ async fn what_is_wrong_with_the_files_or_the_addresses_is_said_at_the_start() {
 }
 
 #[tokio::test]
-async fn a_plain_listener_off_loopback_is_warned_of_and_may_be_off() {
+async fn an_allowed_plain_listener_off_loopback_is_warned_of() {
+    let (_authority, mut gateway) = secure().await;
+    gateway.stop().await;
+    fs::write(gateway.path("config.toml"), "[http]\nallow_plain = true\n").unwrap();
+    // An address for documentation, which no machine has: the test opens nothing to the network.
+    let (config, data) = (gateway.path("config.toml"), gateway.path("elsewhere"));
+    let (config, data) = (config.to_str().unwrap(), data.to_str().unwrap());
+    let arguments = ["serve", "--config", config, "--data", data, "--http", "192.0.2.1:8080"];
+    let mut program = Program::spawn(&arguments, &[], &gateway.path("."), "open");
+    assert!(!program.wait().await.success());
+    let said = program.stderr();
+    assert!(said.contains("shows passwords and tokens to the network"), "{said}");
+    assert!(said.contains("cannot listen on 192.0.2.1:8080"), "{said}");
+}
+
+#[tokio::test]
+async fn the_plain_listener_may_be_off_and_what_to_paste_is_https_then() {
     let (authority, mut gateway) = secure().await;
     gateway.stop().await;
     let text = |name: &str| gateway.path(name).to_str().unwrap().to_owned();
-    let start = async |config: &str, http: &str, name: &str| {
-        fs::write(gateway.path("config.toml"), config).unwrap();
-        let (config, data, ready) = (text("config.toml"), text("elsewhere"), text("elsewhere.json"));
-        let arguments = ["serve", "--config", &config, "--data", &data, "--ready-file", &ready, "--http", http];
-        let program = Program::spawn(&arguments, &[], &gateway.path("."), name);
-        let ready = eventually("the ready file", async || fs::read(&ready).ok()).await;
-        (program, serde_json::from_slice::<Value>(&ready).unwrap())
-    };
-    let (mut program, ready) = start("[http]\nallow_plain = true\n", "0.0.0.0:0", "open").await;
-    assert!(ready["http"].as_str().unwrap().starts_with("0.0.0.0:"), "{ready}");
-    assert!(program.stderr().contains("shows passwords and tokens"), "{}", program.stderr());
-    assert_eq!(ready.get("https"), None);
-    program.signal("TERM");
-    assert!(program.wait().await.success());
-
-    let (program, ready) = start(&authority.config(), "off", "closed").await;
+    let (config, data, ready) = (text("config.toml"), text("elsewhere"), text("elsewhere.json"));
+    let arguments = ["serve", "--config", &config, "--data", &data, "--ready-file", &ready, "--http", "off"];
+    let program = Program::spawn(&arguments, &[], &gateway.path("."), "closed");
+    let ready = eventually("the ready file", async || fs::read(&ready).ok()).await;
+    let ready: Value = serde_json::from_slice(&ready).unwrap();
     assert_eq!(ready.get("http"), None, "{ready}");
     let addr = ready["https"].as_str().unwrap();
-    assert!(program.stdout().contains(&format!("serves https://{addr}")), "{}", program.stdout());
+    let said = program.stdout();
+    for expected in [format!("serves https://{addr}"), format!("TIDEGATE_URL=https://{addr}"), "--cacert".to_owned()] {
+        assert!(said.contains(&expected), "{expected} is not in {said}");
+    }
     let stream = authority.connect(addr.parse().unwrap(), &[]).await.unwrap();
     let answer = exchange(stream, b"GET /health/ready HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");

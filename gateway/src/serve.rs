@@ -178,7 +178,7 @@ impl Listeners {
 
 /// Off loopback, plain HTTP has to be wanted: it shows passwords to the network.
 fn check_plain(addr: SocketAddr, allowed: bool) -> anyhow::Result<()> {
-    if addr.ip().is_loopback() {
+    if addr.ip().to_canonical().is_loopback() {
         return Ok(());
     }
     if !allowed {

@@ -162,6 +162,21 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_lists_exactly_the_roles_and_where_they_exist() {
+        let reference = include_str!("../../../docs/access.md");
+        let documented: Vec<_> = reference
+            .lines()
+            .filter(|line| line.starts_with("| `ROLE_"))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).take(2).collect::<Vec<_>>())
+            .collect();
+        let known = Role::ALL.iter().map(|role| {
+            let everywhere = role.exists_in(&"plant1".into());
+            [format!("`{role}`"), if everywhere { "all" } else { "edge" }.to_owned()]
+        });
+        assert_eq!(documented, known.collect::<Vec<_>>());
+    }
+
+    #[test]
     fn a_set_holds_what_was_put_in_and_nothing_else() {
         for role in Role::ALL {
             let set = Roles::NONE.with(*role);
