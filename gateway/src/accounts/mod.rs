@@ -19,9 +19,9 @@ pub enum AccountError {
     /// The name is taken; says by what.
     #[error("{0}")]
     Taken(String),
-    /// There is no such tenant or user; says which.
-    #[error("{0}")]
-    Missing(String),
+    /// There is no such `tenant` or `user`.
+    #[error("There is no such {0}.")]
+    Missing(&'static str),
     /// Somebody has to remain who may manage the users of the tenant.
     #[error("This is the last user of the tenant with ROLE_USER_MANAGEMENT_ADMIN, which somebody has to hold.")]
     LastAdministrator,

@@ -96,8 +96,7 @@ impl Tenants<'_> {
             .await?;
         match created {
             Some(created_ms) => Ok(TenantRow { name: name.clone(), created_ms }),
-            // Whoever asks may have sent anything.
-            None => Err(AccountError::Missing("There is no such tenant.".to_owned())),
+            None => Err(AccountError::Missing("tenant")),
         }
     }
 

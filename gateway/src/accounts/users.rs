@@ -144,7 +144,7 @@ impl Users<'_> {
     /// # Errors
     /// [`AccountError::Missing`].
     pub async fn get(&self, name: &str) -> Result<Account, AccountError> {
-        self.find(name).await?.ok_or_else(|| AccountError::Missing("There is no such user.".to_owned()))
+        self.find(name).await?.ok_or_else(|| AccountError::Missing("user"))
     }
 
     /// At most `count` users, by name, after the first `offset`.

@@ -233,7 +233,7 @@ impl From<AccountError> for ApiError {
         match error {
             AccountError::Store(error) => error.into(),
             AccountError::Taken(_) => Self::new(StatusCode::CONFLICT, "general/conflict", message),
-            AccountError::Missing(_) => Self::not_found("user", message),
+            AccountError::Missing(what) => Self::not_found(what, message),
             AccountError::Invalid(_) | AccountError::LastAdministrator | AccountError::TooMany { .. } => {
                 Self::unprocessable(message)
             }
