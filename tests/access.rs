@@ -31,6 +31,17 @@ async fn without_valid_credentials_everything_but_health_is_401() {
         ("POST", "/notification2/subscriptions"),
         ("DELETE", "/notification2/subscriptions?context=tenant"),
         ("POST", "/notification2/token"),
+        ("GET", "/platform"),
+        ("GET", "/tenant/currentTenant"),
+        ("GET", "/user/currentUser"),
+        ("PUT", "/user/currentUser"),
+        ("GET", "/user/roles"),
+        ("GET", "/user/edge/users"),
+        ("POST", "/user/edge/users"),
+        ("DELETE", "/user/edge/users/admin"),
+        ("GET", "/tidegate/v1/tenants"),
+        ("POST", "/tidegate/v1/tenants"),
+        ("DELETE", "/tidegate/v1/tenants/edge"),
     ] {
         gateway.call(method, path).anonymous().await.error(401, "");
     }
@@ -59,7 +70,7 @@ async fn a_bare_user_belongs_to_the_tenant_edge() {
 // Report 7: a user without ROLE_NOTIFICATION_2_ADMIN gets 403 with a message on subscriptions and tokens.
 #[tokio::test]
 async fn what_no_role_allows_is_403_and_changes_nothing() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     let device = gateway.device("pump").await;
     gateway.add_user("edge", "reader", "ROLE_INVENTORY_READ,ROLE_MEASUREMENT_READ").await;
     let subscription = forwarded("Sub1", &device);
@@ -76,6 +87,14 @@ async fn what_no_role_allows_is_403_and_changes_nothing() {
         gateway.delete(&object),
         gateway.post_measurement(&measurement(&device, "t", 1)),
         gateway.get("/metrics"),
+        gateway.get("/user/edge/users"),
+        gateway.get("/user/edge/users/reader"),
+        gateway.post("/user/edge/users", &json!({"userName": "mine", "password": PASSWORD})),
+        gateway.put("/user/edge/users/reader", &json!({"roles": ["ROLE_INVENTORY_ADMIN"]})),
+        gateway.delete("/user/edge/users/admin"),
+        gateway.get("/tidegate/v1/tenants"),
+        gateway.post("/tidegate/v1/tenants", &json!({"id": "mine"})),
+        gateway.delete("/tidegate/v1/tenants/edge"),
     ] {
         let refused = call.user("edge/reader", PASSWORD).await;
         assert_eq!(refused.json()["error"], "security/Forbidden");
@@ -89,7 +108,7 @@ async fn what_no_role_allows_is_403_and_changes_nothing() {
 
 #[tokio::test]
 async fn tenants_do_not_see_each_other() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     let device = gateway.device("pump").await;
     let subscription = gateway.subscribe(&forwarded("Sub1", &device)).await;
     let stored = gateway.measure(&device, "t", 1).await;
@@ -139,6 +158,36 @@ async fn pages_of_other_sites_cannot_change_anything() {
     gateway.post("/inventory/managedObjects", &json!({})).header("Origin", "null").await.error(403, "");
     gateway.post("/inventory/managedObjects", &json!({})).header("Origin", &own).await.expect(201);
     gateway.get("/notification2").header("Origin", "http://evil.example").await.expect(200);
+}
+
+// `decisions`: no CORS headers unless `http.cors_origins`.
+#[tokio::test]
+async fn only_pages_of_named_origins_may_use_the_api_from_a_browser() {
+    let named = "https://dashboard.example";
+    let gateway = Gateway::with(&format!("[http]\ncors_origins = '{named}, http://other:8000'\n")).await;
+    let question = |origin: &str| {
+        let call = gateway.call("OPTIONS", "/inventory/managedObjects").anonymous().header("Origin", origin);
+        call.header("Access-Control-Request-Method", "POST")
+            .header("Access-Control-Request-Headers", "authorization,x-y")
+    };
+    let allowed = question(named).await.expect(204);
+    assert_eq!(allowed.header("access-control-allow-origin"), Some(named));
+    assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization,x-y"));
+    assert!(allowed.header("access-control-allow-methods").unwrap().contains("POST"));
+    let created = gateway.post("/inventory/managedObjects", &json!({})).header("Origin", named).await.expect(201);
+    assert_eq!(created.header("access-control-allow-origin"), Some(named));
+    assert_eq!(created.header("vary"), Some("Origin"));
+    let refused = gateway.get("/notification2").anonymous().header("Origin", named).await.expect(401);
+    assert_eq!(refused.header("access-control-allow-origin"), Some(named), "a page may read why");
+
+    for foreign in ["https://dashboard.example:8443", "http://dashboard.example", "null"] {
+        assert_eq!(question(foreign).await.expect(405).header("access-control-allow-origin"), None);
+        let create = gateway.post("/inventory/managedObjects", &json!({})).header("Origin", foreign);
+        create.await.error(403, "other sites");
+    }
+    let silent = Gateway::start().await;
+    let created = silent.get("/health/live").header("Origin", named).await.expect(200);
+    assert_eq!(created.header("access-control-allow-origin"), None);
 }
 
 #[tokio::test]

@@ -109,7 +109,7 @@ async fn children_are_linked_listed_and_unlinked() {
 
 #[tokio::test]
 async fn links_that_cannot_be_are_refused() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     let (one, two) = (gateway.device("one").await, gateway.device("two").await);
     let collection = format!("{OBJECTS}/{one}/childDevices");
     let reference = |id: &str| json!({"managedObject": {"id": id}});

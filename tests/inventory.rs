@@ -234,7 +234,7 @@ async fn contexts_and_apis_decide_which_changes_are_told() {
 
 #[tokio::test]
 async fn objects_are_listed_by_what_is_asked_for() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     let mut ids = Vec::new();
     for body in [
         json!({"name": "pump 1", "type": "c8y_Pump", "c8y_IsDevice": {}, "c8y_Hardware": {"serialNumber": "S-1"}}),
@@ -299,7 +299,7 @@ async fn objects_are_listed_by_what_is_asked_for() {
 
 #[tokio::test]
 async fn lists_that_cannot_be_are_refused_with_the_place() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     for (query, text) in [
         ("ids=1,x", "ids: must be ids"),
         ("childDeviceId=x", "childDeviceId"),

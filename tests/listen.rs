@@ -181,7 +181,7 @@ async fn it_ends_when_nobody_reads_its_output_and_does_not_acknowledge_that_mess
 
 #[tokio::test]
 async fn it_gives_up_at_once_on_what_waiting_cannot_cure() {
-    let (mut gateway, device) = subscribed().await;
+    let (gateway, device) = subscribed().await;
     gateway.add_user("edge", "reader", "ROLE_INVENTORY_READ").await;
     let with = |name: &str, value: &str| {
         let mut env = env(&gateway);
@@ -191,12 +191,14 @@ async fn it_gives_up_at_once_on_what_waiting_cannot_cure() {
     };
     let good = ["--subscription", "Sub1", "--subscriber", "subA"];
     let bad_name = ["--subscription", "Sub-1", "--subscriber", "subA"];
+    let secure = [&good[..], &["--url", "https://127.0.0.1:1"]].concat();
     let no_device = [&good[..], &["--subscribe", "--source", "1"]].concat();
     for (number, (env, flags, said)) in [
         (with("TIDEGATE_PASSWORD", "wrong"), &good[..], "401"),
         (with("TIDEGATE_USER", "edge/reader"), &good, "403"),
         (with("TIDEGATE_URL", &format!("http://{}/elsewhere", gateway.addr)), &good, "404"),
-        (with("TIDEGATE_URL", "https://127.0.0.1:1"), &good, "TLS"),
+        (with("TIDEGATE_URL", "ftp://127.0.0.1:1"), &good, "must look like"),
+        (with("TIDEGATE_CA", "none.pem"), &secure, "none.pem"),
         (env(&gateway), &bad_name, "subscription"),
         (env(&gateway), &no_device, "Finding device data from database failed"),
         (

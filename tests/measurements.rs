@@ -350,7 +350,7 @@ async fn other_methods_are_405_and_name_the_allowed_ones() {
         let has = |name: &str| shown.as_deref().is_some_and(|shown| shown.split(", ").any(|one| one == name));
         assert!(allowed.split(", ").all(has), "{method} {path}: {shown:?}");
     }
-    for path in ["/", "/measurement", "/measurement/measurements/1/2", "/inventory/managedobjects"] {
+    for path in ["/", "/measurements", "/measurement/measurements/1/2", "/inventory/managedobjects"] {
         gateway.get(path).await.error(404, "");
     }
 }

@@ -888,7 +888,7 @@ async fn without_accept_there_is_no_body() {
 
 #[tokio::test]
 async fn roles_and_tenants_keep_objects_apart() {
-    let mut gateway = Gateway::start().await;
+    let gateway = Gateway::start().await;
     let device = gateway.device("pump").await;
     gateway.add_user("edge", "reader", "ROLE_EVENT_READ,ROLE_ALARM_READ,ROLE_DEVICE_CONTROL_READ").await;
     gateway.add_user("other", "admin", "*").await;

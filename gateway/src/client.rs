@@ -1,21 +1,32 @@
-//! A small REST client of the gateway, for the commands that talk to a running one.
+//! A small client of the gateway, for the commands that talk to a running one, in plain or over TLS.
 //!
-//! What enters is JSON, what leaves is JSON or an [`Error`] that says whether a later try may succeed.
+//! What enters is JSON, what leaves is JSON or an [`Error`] that says whether a later try may succeed; or a WebSocket. Each
+//! request has a connection of its own: one kept over a restart of the gateway would fail its next request.
 
+use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
+use anyhow::Context as _;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use hyper::client::conn::http1;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
-use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
+use tokio_tungstenite::{WebSocketStream, client_async_with_config, tungstenite};
+
+use crate::tls;
 
 /// How long one request may take, from the connection to the last byte of the answer.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,6 +43,12 @@ pub enum Error {
     /// The user or the password does not fit into a header.
     #[error("the user or the password holds characters that HTTP Basic authentication cannot carry")]
     Credentials,
+    /// No certificate is trusted.
+    #[error("{0}")]
+    Trust(String),
+    /// The gateway's certificate is not one that is trusted, or TLS cannot be spoken with it.
+    #[error("the gateway cannot be trusted: {0} (--ca FILE names the certificate of a private authority)")]
+    Untrusted(String),
     /// The gateway answered, and the answer is no.
     #[error("{request}: {status}: {message}")]
     Refused {
@@ -82,44 +99,133 @@ pub fn is_transient(status: StatusCode) -> bool {
     status.is_server_error() || matches!(status, StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS)
 }
 
+/// Where the gateway is, who we are to it, and whom to trust.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ClientArgs {
+    /// Base URL of the gateway
+    #[arg(long, env = "TIDEGATE_URL", default_value = "http://127.0.0.1:8080")]
+    pub url: String,
+    /// Who asks: `tenant/user`; the password is read from TIDEGATE_PASSWORD
+    #[arg(long, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
+    pub user: String,
+    /// For https: trust the certificates in this PEM file, in place of those that the system trusts
+    #[arg(long, env = "TIDEGATE_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
+impl ClientArgs {
+    /// A client with the password in `TIDEGATE_PASSWORD`.
+    ///
+    /// # Errors
+    /// Without that variable, and those of [`Client::new`].
+    pub fn client(&self) -> anyhow::Result<Client> {
+        let password = std::env::var("TIDEGATE_PASSWORD").context("TIDEGATE_PASSWORD must hold the password")?;
+        Ok(Client::new(self, &password)?)
+    }
+}
+
+/// A connection to the gateway.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
 /// A gateway, and who we are to it.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Client {
-    /// `host[:port]` and the path prefix under which the gateway lives, without a trailing slash.
-    base: String,
+    /// `host[:port]`, as it stands in the URL.
+    authority: String,
+    host: String,
+    port: u16,
+    /// The path under which the gateway lives, without a trailing slash.
+    prefix: String,
     authorization: HeaderValue,
-    http: legacy::Client<HttpConnector, Full<Bytes>>,
+    tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 impl Client {
-    /// A client for the gateway at `url` (`http://host[:port][/prefix]`). `user` is `tenant/user`, or a bare user of the
+    /// A client for the gateway at `args.url` (`http[s]://host[:port][/prefix]`). The user is `tenant/user`, or a bare user of the
     /// tenant `edge`. Nothing is connected yet.
     ///
     /// # Errors
-    /// [`Error::Url`] for what is no such URL, [`Error::Credentials`] for what no header can carry.
-    pub fn new(url: &str, user: &str, password: &str) -> Result<Self, Error> {
-        let credentials = STANDARD.encode(format!("{user}:{password}"));
+    /// [`Error::Url`] for what is no such URL, [`Error::Credentials`] for what no header can carry, [`Error::Trust`].
+    pub fn new(args: &ClientArgs, password: &str) -> Result<Self, Error> {
+        let credentials = STANDARD.encode(format!("{}:{password}", args.user));
         let mut authorization =
             HeaderValue::try_from(format!("Basic {credentials}")).map_err(|_| Error::Credentials)?;
         authorization.set_sensitive(true);
+        let uri = uri(&args.url)?;
+        let authority = uri.authority().map(ToString::to_string).unwrap_or_default();
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+        let (tls, port) = if uri.scheme_str() == Some("https") {
+            let name = ServerName::try_from(host.clone()).map_err(|_| Error::Url("the URL's host cannot be a name"))?;
+            let connector = tls::connector(args.ca.as_deref()).map_err(|error| Error::Trust(format!("{error:#}")))?;
+            (Some((connector, name)), 443)
+        } else {
+            (None, 80)
+        };
         Ok(Self {
-            base: base(url)?,
+            authority,
+            host,
+            port: uri.port_u16().unwrap_or(port),
+            prefix: uri.path().trim_end_matches('/').to_owned(),
             authorization,
-            // A connection kept over a restart of the gateway would fail its next request.
-            http: legacy::Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build_http(),
+            tls,
         })
     }
 
-    /// The WebSocket URL of `path`, which starts with a slash and may carry a query.
-    #[must_use]
-    pub fn websocket_url(&self, path: &str) -> String {
-        format!("ws://{}{path}", self.base)
+    /// Opens a WebSocket at `path`, which starts with a slash and may carry a query.
+    ///
+    /// # Errors
+    /// What the connection or the handshake ended with.
+    pub async fn websocket(
+        &self,
+        path: &str,
+        limits: WebSocketConfig,
+    ) -> Result<WebSocketStream<Box<dyn Stream>>, tungstenite::Error> {
+        let stream = self.connect().await.map_err(|error| tungstenite::Error::Io(io::Error::other(error)))?;
+        Ok(client_async_with_config(self.websocket_url(path), stream, Some(limits)).await?.0)
+    }
+
+    fn websocket_url(&self, path: &str) -> String {
+        let scheme = if self.tls.is_some() { "wss" } else { "ws" };
+        format!("{scheme}://{}{}{path}", self.authority, self.prefix)
+    }
+
+    async fn connect(&self) -> Result<Box<dyn Stream>, Error> {
+        let unreachable = |error: io::Error| Error::Unreachable(error.to_string());
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(unreachable)?;
+        stream.set_nodelay(true).map_err(unreachable)?;
+        let Some((connector, name)) = &self.tls else { return Ok(Box::new(stream)) };
+        match connector.connect(name.clone(), stream).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<rustls::Error>) => {
+                Err(Error::Untrusted(error.to_string()))
+            }
+            Err(error) => Err(unreachable(error)),
+        }
+    }
+
+    /// Reads `path`.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub async fn get(&self, path: &str) -> Result<Value, Error> {
+        self.send(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Puts `body` as JSON to `path` and returns the answer's JSON.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub async fn put(&self, path: &str, body: &impl Serialize) -> Result<Value, Error> {
+        let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
+        self.send(Method::PUT, path, body.into()).await
     }
 
     /// Posts `body` as JSON to `path` and returns the answer's JSON, [`Value::Null`] when it has no body.
     ///
     /// # Errors
-    /// Any [`Error`] but the first two.
+    /// Any [`Error`] but the first three.
     pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, Error> {
         let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
         self.send(Method::POST, path, body.into()).await
@@ -128,7 +234,7 @@ impl Client {
     /// Deletes `path`.
     ///
     /// # Errors
-    /// Any [`Error`] but the first two.
+    /// Any [`Error`] but the first three.
     pub async fn delete(&self, path: &str) -> Result<(), Error> {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
@@ -138,15 +244,20 @@ impl Client {
         let name = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let request = Request::builder()
             .method(method)
-            .uri(format!("http://{}{path}", self.base))
+            .uri(format!("{}{path}", self.prefix))
+            .header(HOST, &self.authority)
             .header(AUTHORIZATION, self.authorization.clone())
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|_| Error::Url("the path holds characters that a URL cannot carry"))?;
         let exchange = async {
-            let response = self.http.request(request).await.map_err(|error| Error::Unreachable(root_cause(&error)))?;
-            read(name, response).await
+            let unreachable = |error: hyper::Error| Error::Unreachable(root_cause(&error));
+            let (mut sender, connection) =
+                http1::handshake(TokioIo::new(self.connect().await?)).await.map_err(unreachable)?;
+            // Ends with the answer, or with the sender.
+            tokio::spawn(connection);
+            read(name, sender.send_request(request).await.map_err(unreachable)?).await
         };
         tokio::time::timeout(TIMEOUT, exchange)
             .await
@@ -154,18 +265,15 @@ impl Client {
     }
 }
 
-/// Splits an accepted base URL off its scheme and its trailing slash.
-fn base(url: &str) -> Result<String, Error> {
-    if url.starts_with("https://") {
-        return Err(Error::Url("https:// is not supported yet: TLS comes with a later release; use http://"));
-    }
+/// An accepted base URL.
+fn uri(url: &str) -> Result<Uri, Error> {
     let uri: Uri =
         url.parse().map_err(|_| Error::Url("the URL cannot be read; it looks like http://127.0.0.1:8080"))?;
     match (uri.scheme_str(), uri.authority(), uri.query()) {
         (_, Some(authority), _) if authority.as_str().contains('@') => {
             Err(Error::Url("the URL holds a user; it belongs into TIDEGATE_USER"))
         }
-        (Some("http"), Some(authority), None) => Ok(format!("{authority}{}", uri.path().trim_end_matches('/'))),
+        (Some("http" | "https"), Some(_), None) => Ok(uri),
         _ => Err(Error::Url("the URL must look like http://127.0.0.1:8080")),
     }
 }
@@ -212,28 +320,33 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
+    fn client(url: &str) -> Result<Client, Error> {
+        Client::new(&ClientArgs { url: url.to_owned(), user: "edge/u".to_owned(), ca: None }, "p")
+    }
+
     #[test]
     fn a_base_url_may_have_a_port_a_prefix_and_a_slash_at_its_end() {
-        for (url, websocket) in [
-            ("http://127.0.0.1:8080", "ws://127.0.0.1:8080/x?y"),
-            ("http://box/", "ws://box/x?y"),
-            ("http://[::1]:80/edge1/", "ws://[::1]:80/edge1/x?y"),
+        for (url, websocket, host, port) in [
+            ("http://127.0.0.1:8080", "ws://127.0.0.1:8080/x?y", "127.0.0.1", 8080),
+            ("http://box/", "ws://box/x?y", "box", 80),
+            ("http://[::1]:81/edge1/", "ws://[::1]:81/edge1/x?y", "::1", 81),
         ] {
-            assert_eq!(Client::new(url, "edge/u", "p").unwrap().websocket_url("/x?y"), websocket);
+            let client = client(url).unwrap();
+            assert_eq!(client.websocket_url("/x?y"), websocket);
+            assert_eq!((client.host.as_str(), client.port), (host, port));
         }
     }
 
     #[test]
     fn other_urls_are_refused_with_the_reason() {
         for (url, reason) in [
-            ("https://box", "TLS comes with a later release"),
             ("box:8080", "must look like"),
             ("ftp://box", "must look like"),
             ("http://box?x=1", "must look like"),
             ("http://edge%2Fadmin:pw@box", "TIDEGATE_USER"),
             ("", "cannot be read"),
         ] {
-            let error = Client::new(url, "edge/u", "p").unwrap_err().to_string();
+            let error = client(url).err().unwrap().to_string();
             assert!(error.contains(reason), "{url}: {error}");
         }
     }

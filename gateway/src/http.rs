@@ -1,4 +1,4 @@
-//! The HTTP listener: sockets in, a hyper connection for each.
+//! The HTTP listeners, plain and over TLS: sockets in, a hyper connection for each.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,13 +6,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
+use axum::{Extension, Router};
+use hyper::http::uri::Scheme;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -28,7 +31,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ConnectionLimits {
     /// Open connections; the next ones wait in the kernel.
     pub connections: usize,
-    /// A request's head has to arrive within this time.
+    /// A request's head has to arrive within this time; the handshake of TLS before it as well.
     pub head: Duration,
     /// A peer whose TCP does not answer for this long is gone.
     pub dead: Duration,
@@ -37,23 +40,24 @@ pub struct ConnectionLimits {
 /// A bound listener.
 pub struct Http {
     listener: TcpListener,
+    tls: Option<TlsAcceptor>,
     /// Where it listens.
     pub addr: SocketAddr,
 }
 
 impl Http {
-    /// Binds `addr`; port 0 picks a free one.
-    pub async fn bind(addr: SocketAddr) -> io::Result<Self> {
+    /// Binds `addr`; port 0 picks a free one. Speaks TLS if it is given what that takes.
+    pub async fn bind(addr: SocketAddr, tls: Option<TlsAcceptor>) -> io::Result<Self> {
         let listener = TcpListener::bind(addr).await?;
         let addr = listener.local_addr()?;
-        Ok(Self { listener, addr })
+        Ok(Self { listener, tls, addr })
     }
 
     /// Serves until `stop` ends; then closes the listener and returns when the requests at hand are answered.
-    /// Upgraded connections do not count.
+    /// Upgraded connections do not count. Requests carry the [`Scheme`] that they came by as an extension.
     pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
-        let mut server = http1::Builder::new();
-        server.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(HEAD_BYTES);
+        let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+        let service = TowerToHyperService::new(router.layer(Extension(scheme)));
         let connections = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(limits.connections));
         loop {
@@ -73,20 +77,21 @@ impl Http {
                 tracing::debug!(%error, "a connection was gone at once");
                 continue;
             }
-            let service = TowerToHyperService::new(router.clone());
-            let connection = server.serve_connection(TokioIo::new(stream), service).with_upgrades();
-            let stop = stop.clone();
+            let (service, tls, stop) = (service.clone(), self.tls.clone(), stop.clone());
             connections.spawn(async move {
-                let mut connection = pin!(connection);
-                let ended = tokio::select! {
-                    ended = connection.as_mut() => ended,
-                    () = stop.cancelled() => {
-                        connection.as_mut().graceful_shutdown();
-                        connection.await
+                match tls {
+                    None => speak(stream, service, limits, stop).await,
+                    Some(tls) => {
+                        let shaken = tokio::select! {
+                            () = stop.cancelled() => return,
+                            shaken = tokio::time::timeout(limits.head, tls.accept(stream)) => shaken,
+                        };
+                        match shaken {
+                            Ok(Ok(stream)) => speak(stream, service, limits, stop).await,
+                            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                            Err(_) => tracing::debug!("a TLS handshake took too long"),
+                        }
                     }
-                };
-                if let Err(error) = ended {
-                    tracing::debug!(%error, "a connection ended");
                 }
                 drop(permit);
             });
@@ -96,6 +101,26 @@ impl Http {
         if tokio::time::timeout(DRAIN_WAIT, connections.wait()).await.is_err() {
             tracing::warn!("some requests were not finished in time");
         }
+    }
+}
+
+/// Answers the requests of one connection until it ends, or `stop` does and the request at hand is answered.
+async fn speak<S>(stream: S, service: TowerToHyperService<Router>, limits: ConnectionLimits, stop: CancellationToken)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(HEAD_BYTES);
+    let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service).with_upgrades());
+    let ended = tokio::select! {
+        ended = connection.as_mut() => ended,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = ended {
+        tracing::debug!(%error, "a connection ended");
     }
 }
 

@@ -3,16 +3,19 @@
 //!
 //! The rooms, in the order in which a message meets them:
 //!
-//! - [`http`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
+//! - [`http`] and [`tls`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
-//! - [`serve`] puts it all together; [`listen`], with [`client`], is a consumer for the terminal.
+//! - [`accounts`] says who there is: tenants and users as rows.
+//! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts, with [`client`].
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
 
+pub mod accounts;
+pub mod admin;
 pub mod api;
 pub mod auth;
 pub mod backlog;
@@ -39,4 +42,5 @@ pub mod store;
 pub mod subscription;
 pub mod telemetry;
 pub mod time;
+pub mod tls;
 pub mod writer;

@@ -13,16 +13,15 @@ use anyhow::Context as _;
 use clap::Args;
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{interval, sleep, timeout};
+use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async_with_config};
 use tokio_util::sync::CancellationToken;
 
-use crate::client::{self, Client, TIMEOUT};
+use crate::client::{self, Client, ClientArgs, TIMEOUT};
 
 /// The first wait after a lost connection; each further one is half as long again.
 const SHORTEST_DELAY: Duration = Duration::from_millis(100);
@@ -39,12 +38,9 @@ const FRAME_BYTES: usize = 4 * 1024 * 1024;
 /// Prints the messages of a topic, one a line, and acknowledges each once its line is written.
 #[derive(Args, Debug)]
 pub struct ListenArgs {
-    /// Base URL of the gateway
-    #[arg(long, env = "TIDEGATE_URL", default_value = "http://127.0.0.1:8080")]
-    pub url: String,
-    /// Who listens: `tenant/user`; the password is read from TIDEGATE_PASSWORD
-    #[arg(long, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
-    pub user: String,
+    /// The gateway, and who listens
+    #[command(flatten)]
+    pub gateway: ClientArgs,
     /// The topic: the `subscription` of the subscriptions that feed it
     #[arg(long, value_name = "NAME")]
     pub subscription: String,
@@ -85,8 +81,7 @@ pub struct ListenArgs {
 /// standard output.
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     let stop = stop_token()?;
-    let password = std::env::var("TIDEGATE_PASSWORD").context("TIDEGATE_PASSWORD must hold the password")?;
-    let client = Client::new(&args.url, &args.user, &password)?;
+    let client = args.gateway.client()?;
     let unsubscribe = args.unsubscribe;
     let mut listener = Listener { client, args, stop, printed: 0, failures: 0, said: String::new() };
     listener.listen().await?;
@@ -112,7 +107,7 @@ fn stop_token() -> anyhow::Result<CancellationToken> {
     Ok(stop)
 }
 
-type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+type Socket = WebSocketStream<Box<dyn client::Stream>>;
 
 /// Why listening was interrupted.
 #[derive(Debug)]
@@ -197,10 +192,10 @@ impl Listener {
             self.args.subscribe = false;
         }
         let token = self.token().await?;
-        let url = self.client.websocket_url(&with_token("/notification2/consumer/", &token));
+        let path = with_token("/notification2/consumer/", &token);
         let limits = WebSocketConfig::default().max_message_size(Some(FRAME_BYTES)).max_frame_size(Some(FRAME_BYTES));
-        match timeout(TIMEOUT, connect_async_with_config(url, Some(limits), true)).await {
-            Ok(connected) => Ok(connected?.0),
+        match timeout(TIMEOUT, self.client.websocket(&path, limits)).await {
+            Ok(connected) => Ok(connected?),
             Err(_) => Err(Setback::Passing("the gateway does not answer".to_owned())),
         }
     }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tidegate::admin::{TenantArgs, UserArgs};
 use tidegate::listen::ListenArgs;
 use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
@@ -25,6 +26,10 @@ enum Command {
     Serve(ServeArgs),
     /// Consumes a topic and prints its messages.
     Listen(ListenArgs),
+    /// Adds, removes and lists users, and sets their passwords.
+    User(UserArgs),
+    /// Adds, removes and lists tenants.
+    Tenant(TenantArgs),
     /// Compiles a plugin from standard input to standard output, within limits. The gateway calls this itself.
     #[command(name = compiler::COMMAND, hide = true)]
     CompilePlugin {
@@ -41,6 +46,8 @@ fn main() -> ExitCode {
         None => run(tidegate::serve::run(ServeArgs::default())),
         Some(Command::Serve(args)) => run(tidegate::serve::run(args)),
         Some(Command::Listen(args)) => run(tidegate::listen::run(args)),
+        Some(Command::User(args)) => run(tidegate::admin::users(args)),
+        Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

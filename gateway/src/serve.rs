@@ -13,12 +13,13 @@ use sqlx::Row as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{self, App};
+use crate::accounts::Account;
+use crate::api::{self, ADMIN, App};
 use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KeyKind, Roles, SigningKey, UserRow, Users};
 use crate::auth::{generate_password, hash_password};
 use crate::backlog::Ledger;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{self, Config, ListenAddr};
 use crate::dispatch::Epochs;
 use crate::http::{ConnectionLimits, Http};
 use crate::ids::ObjectIds;
@@ -28,17 +29,19 @@ use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
 use crate::retention::Retention;
-use crate::store::{Statement, Store, Value};
+use crate::store::Store;
 use crate::subscription::Index;
 use crate::telemetry;
+use crate::tls::{self, Certificate};
 use crate::writer::{Change, ConsumerLimits, Writer};
 
-/// Name of the user that the first start creates.
-const ADMIN: &str = "admin";
 /// Bytes of large request bodies that may be in memory at a time, or twice `limits.bulk_bytes` if that is more.
 const BODY_BUDGET: usize = 64 << 20;
 /// How long consumers may take to close when the gateway stops.
 const CONSUMERS_WAIT: Duration = Duration::from_secs(3);
+
+/// The data directory where none is given.
+pub(crate) const DEFAULT_DATA: &str = "tidegate-data";
 
 /// Flags of `tidegate serve`.
 #[derive(clap::Args, Clone, Debug)]
@@ -47,11 +50,14 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Directory of the database, the keys and the compiled plugins; created if absent.
-    #[arg(long, value_name = "DIR", default_value = "tidegate-data")]
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_DATA)]
     pub data: PathBuf,
-    /// Address of the HTTP listener (default 127.0.0.1:8080); port 0 picks a free one.
+    /// Address of the HTTP listener (default 127.0.0.1:8080), or off; port 0 picks a free one.
     #[arg(long, value_name = "ADDR")]
-    pub http: Option<SocketAddr>,
+    pub http: Option<ListenAddr>,
+    /// Address of the HTTPS listener, or off (default); it needs http.tls_cert and http.tls_key.
+    #[arg(long, value_name = "ADDR")]
+    pub https: Option<ListenAddr>,
     /// Where to write, as JSON, on which addresses the gateway listens, once it does.
     #[arg(long, value_name = "FILE")]
     pub ready_file: Option<PathBuf>,
@@ -59,41 +65,39 @@ pub struct ServeArgs {
 
 impl Default for ServeArgs {
     fn default() -> Self {
-        Self { config: None, data: "tidegate-data".into(), http: None, ready_file: None }
+        Self { config: None, data: DEFAULT_DATA.into(), http: None, https: None, ready_file: None }
     }
 }
 
 /// Serves until SIGTERM or SIGINT.
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref(), environment())?;
-    if let Some(addr) = args.http {
-        config.http.addr = addr;
-    }
+    config.http.addr = args.http.unwrap_or(config.http.addr);
+    config.http.https_addr = args.https.unwrap_or(config.http.https_addr);
     let metrics = telemetry::start(&config.log)?;
-    let _lock = lock(&args.data)?;
+    let _lock = lock(&args.data)?.with_context(|| format!("{} is in use by another gateway", directory(&args.data)))?;
     let mut signals = Signals::new()?;
-    let http = Http::bind(config.http.addr)
-        .await
-        .with_context(|| format!("cannot listen on {} (http.addr or --http)", config.http.addr))?;
-    let addr = http.addr;
+    let listeners = Listeners::bind(&config.http).await?;
     let limits = ConnectionLimits {
         connections: config.limits.connections,
         head: Duration::from_secs(config.limits.request_seconds),
         dead: Duration::from_secs(config.consumer.dead_seconds),
     };
+    let url = listeners.url(config.http.public_url.as_deref());
+    let ready = listeners.ready();
     let Gateway { app, writer, first_admin } = build(config, &args.data, metrics).await?;
     // Told before it is stored, so that a password that nobody has seen does not count.
-    greet(addr, &args.data, first_admin.as_ref().and_then(|admin| admin.password.as_deref()))
+    greet(&url, &args.data, first_admin.as_ref().and_then(|admin| admin.password.as_deref()))
         .context("standard output cannot be written")?;
     if let Some(admin) = first_admin {
-        store_admin(&app, admin.row).await?;
+        store_admin(&app, admin.account).await?;
     }
 
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(http.serve(api::router(app.clone()), limits, stop.clone()));
-    tracing::info!(http = %addr, "serving");
+    let serving = tokio::spawn(listeners.serve(api::router(app.clone()), limits, stop.clone()));
+    tracing::info!(addresses = %ready, "serving");
     if let Some(file) = &args.ready_file {
-        write_ready_file(file, addr)?;
+        write_ready_file(file, &ready)?;
     }
 
     signals.wait().await;
@@ -112,8 +116,98 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The bound listeners; at least one.
+struct Listeners {
+    http: Option<Http>,
+    https: Option<Http>,
+    certificate: Option<Arc<Certificate>>,
+}
+
+impl Listeners {
+    async fn bind(settings: &config::Http) -> anyhow::Result<Self> {
+        let mut listeners = Self { http: None, https: None, certificate: None };
+        if let Some(addr) = settings.addr.at() {
+            check_plain(addr, settings.allow_plain)?;
+            let http = Http::bind(addr, None).await;
+            listeners.http = Some(http.with_context(|| format!("cannot listen on {addr} (http.addr or --http)"))?);
+        }
+        if let Some(addr) = settings.https_addr.at() {
+            let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else {
+                let key = if settings.tls_cert.is_none() { "http.tls_cert" } else { "http.tls_key" };
+                bail!("{key} must name a PEM file, since http.https_addr is {addr}");
+            };
+            let certificate = Arc::new(Certificate::load(cert, key)?);
+            let https = Http::bind(addr, Some(tls::acceptor(certificate.clone()))).await;
+            let failed = || format!("cannot listen on {addr} (http.https_addr or --https)");
+            listeners.https = Some(https.with_context(failed)?);
+            listeners.certificate = Some(certificate);
+        }
+        if listeners.http.is_none() && listeners.https.is_none() {
+            bail!("http.addr and http.https_addr are both off: there is nothing to serve");
+        }
+        Ok(listeners)
+    }
+
+    /// The URL to show; where there is TLS alone, the public one, whose name the certificate has.
+    fn url(&self, public: Option<&str>) -> String {
+        match (&self.http, &self.https, public) {
+            (Some(http), ..) => format!("http://{}", http.addr),
+            (None, _, Some(public)) => public.trim_end_matches('/').to_owned(),
+            (None, https, None) => https.as_ref().map_or_else(String::new, |https| format!("https://{}", https.addr)),
+        }
+    }
+
+    /// What the ready file says.
+    fn ready(&self) -> serde_json::Value {
+        let listeners = [("http", &self.http), ("https", &self.https)];
+        let bound = listeners.into_iter().filter_map(|(name, listener)| Some((name, listener.as_ref()?)));
+        bound.map(|(name, listener)| (name, listener.addr.to_string())).collect()
+    }
+
+    /// Serves on all of them until `stop` ends and the requests at hand are answered.
+    async fn serve(self, router: axum::Router, limits: ConnectionLimits, stop: CancellationToken) {
+        if let Some(certificate) = self.certificate {
+            tokio::spawn(reload_on_hangup(certificate, stop.clone()));
+        }
+        let serve = async |listener: Option<Http>| {
+            if let Some(listener) = listener {
+                listener.serve(router.clone(), limits, stop.clone()).await;
+            }
+        };
+        tokio::join!(serve(self.http), serve(self.https));
+    }
+}
+
+/// Off loopback, plain HTTP has to be wanted: it shows passwords to the network.
+fn check_plain(addr: SocketAddr, allowed: bool) -> anyhow::Result<()> {
+    if addr.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    if !allowed {
+        bail!(
+            "http.addr {addr} is not on loopback, and plain HTTP shows passwords to the network: serve HTTPS \
+             (http.https_addr, http.tls_cert and http.tls_key), or set http.allow_plain = true"
+        );
+    }
+    tracing::warn!(%addr, "plain HTTP off loopback shows passwords and tokens to the network");
+    Ok(())
+}
+
+/// Takes a renewed certificate when the operator says so.
+async fn reload_on_hangup(certificate: Arc<Certificate>, stop: CancellationToken) -> io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    while let Some(Some(())) = stop.run_until_cancelled(hangup.recv()).await {
+        let certificate = certificate.clone();
+        match tokio::task::spawn_blocking(move || certificate.reload()).await? {
+            Ok(()) => tracing::info!("the certificate was read again"),
+            Err(error) => tracing::error!("the certificate stays as it is: {error:#}"),
+        }
+    }
+    Ok(())
+}
+
 /// What of the environment is text; nothing else can be a setting.
-fn environment() -> impl Iterator<Item = (String, String)> {
+pub(crate) fn environment() -> impl Iterator<Item = (String, String)> {
     std::env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
 }
 
@@ -125,7 +219,7 @@ struct Gateway {
 
 /// The administrator that the first start makes.
 struct FirstAdmin {
-    row: UserRow,
+    account: Account,
     /// There if it was not given, and so has to be told.
     password: Option<String>,
 }
@@ -182,6 +276,7 @@ async fn build(
         ids,
         objects: KeyedLocks::new(),
         external_ids: KeyedLocks::new(),
+        accounts: KeyedLocks::new(),
         index,
         subscribing: tokio::sync::Mutex::default(),
         plugins,
@@ -226,21 +321,24 @@ fn own_program() -> io::Result<PathBuf> {
     if running.exists() { Ok(running) } else { std::env::current_exe() }
 }
 
-/// Takes the data directory for this process.
-fn lock(data: &Path) -> anyhow::Result<File> {
-    let directory = || format!("the data directory {}", data.display());
+/// Takes the data directory, which is created if absent, for this process; `None` when another has it.
+pub(crate) fn lock(data: &Path) -> anyhow::Result<Option<File>> {
     // Messages and password hashes are nobody else's business.
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(data)
-        .with_context(|| format!("{} could not be created", directory()))?;
-    let file = File::create(data.join("lock")).with_context(|| format!("{} cannot be written", directory()))?;
+        .with_context(|| format!("{} could not be created", directory(data)))?;
+    let file = File::create(data.join("lock")).with_context(|| format!("{} cannot be written", directory(data)))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => bail!("{} is in use by another gateway", directory()),
-        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("{} cannot be locked", directory())),
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("{} cannot be locked", directory(data))),
     }
+}
+
+fn directory(data: &Path) -> String {
+    format!("the data directory {}", data.display())
 }
 
 async fn load_users(store: &sqlx::SqlitePool) -> anyhow::Result<Users> {
@@ -261,18 +359,15 @@ async fn first_admin() -> anyhow::Result<FirstAdmin> {
     let given = std::env::var("TIDEGATE_ADMIN_PASSWORD").ok().filter(|password| !password.is_empty());
     let made = if given.is_none() { Some(generate_password()) } else { None };
     let password = given.or_else(|| made.clone()).unwrap_or_default();
-    let hash = tokio::task::spawn_blocking(move || hash_password(&password)).await??;
-    let row = UserRow { tenant: DEFAULT_TENANT.into(), name: ADMIN.into(), hash, roles: Roles::all() };
-    Ok(FirstAdmin { row, password: made })
+    let hash =
+        tokio::task::spawn_blocking(move || hash_password(&password)).await?.context("TIDEGATE_ADMIN_PASSWORD")?;
+    let tenant = DEFAULT_TENANT.into();
+    Ok(FirstAdmin { account: Account::new(&tenant, ADMIN.into(), hash, Roles::all_of(&tenant))?, password: made })
 }
 
-async fn store_admin(app: &App, admin: UserRow) -> anyhow::Result<()> {
-    let text = |text: &str| Value::Text(text.to_owned());
-    let values =
-        vec![text(admin.tenant.as_str()), text(&admin.name), text(&admin.hash), text(&admin.roles.to_string())];
-    let statement = Statement { sql: "INSERT INTO user(tenant, name, hash, roles) VALUES (?, ?, ?, ?)", values };
-    app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    Ok(app.auth.put(admin)?)
+async fn store_admin(app: &App, admin: Account) -> anyhow::Result<()> {
+    app.writer.commit(Change { statements: vec![admin.insert()], ..Change::default() }).await?;
+    Ok(app.auth.put(admin.row)?)
 }
 
 /// Stops in the order of the line: producers, turns, consumers, disk.
@@ -296,38 +391,47 @@ async fn shut_down(
 }
 
 /// Writes the addresses in one step, so that nobody reads half a file.
-fn write_ready_file(file: &Path, http: SocketAddr) -> anyhow::Result<()> {
+fn write_ready_file(file: &Path, ready: &serde_json::Value) -> anyhow::Result<()> {
     let mut name = file.as_os_str().to_owned();
     name.push(".tmp");
     let unfinished = PathBuf::from(name);
-    fs::write(&unfinished, format!("{}\n", serde_json::json!({"http": http.to_string()})))
+    fs::write(&unfinished, format!("{ready}\n"))
         .and_then(|()| fs::rename(&unfinished, file))
         .with_context(|| format!("the ready file {} could not be written", file.display()))
 }
 
 /// Tells where the gateway listens; at the first start, what to paste to see it work.
-fn greet(http: SocketAddr, data: &Path, first_password: Option<&str>) -> io::Result<()> {
+fn greet(url: &str, data: &Path, first_password: Option<&str>) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let version = env!("CARGO_PKG_VERSION");
-    writeln!(out, "Tidegate {version} serves http://{http} with its data in {}", data.display())?;
+    writeln!(out, "Tidegate {version} serves {url} with its data in {}", data.display())?;
     if let Some(password) = first_password {
         let program = std::env::args().next().unwrap_or_else(|| "tidegate".to_owned());
-        writeln!(out, "{}", first_lines(http, password, &program))?;
+        writeln!(out, "{}", first_lines(url, password, &program))?;
     }
     out.flush()
 }
 
-fn first_lines(http: SocketAddr, password: &str, program: &str) -> String {
+fn first_lines(url: &str, password: &str, program: &str) -> String {
+    // A private authority has to be named to both programs.
+    let (trust, ca) = if url.starts_with("https://") {
+        (
+            "\n  # For a certificate of a private authority: export TIDEGATE_CA=FILE",
+            r#" ${TIDEGATE_CA:+--cacert "$TIDEGATE_CA"}"#,
+        )
+    } else {
+        ("", "")
+    };
     format!(
         r#"
 This is the first start. User {DEFAULT_TENANT}/{ADMIN} has the password {password} (it is not shown again).
 To see a message pass, paste this into a second terminal, in the same directory:
 
-  export TIDEGATE_URL=http://{http} TIDEGATE_USER={DEFAULT_TENANT}/{ADMIN} TIDEGATE_PASSWORD={password}
-  export DEVICE=$(curl -s -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Accept: application/json' \
+  export TIDEGATE_URL={url} TIDEGATE_USER={DEFAULT_TENANT}/{ADMIN} TIDEGATE_PASSWORD={password}{trust}
+  export DEVICE=$(curl -s{ca} -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Accept: application/json' \
     -d '{{"name":"pump 1","c8y_IsDevice":{{}}}}' "$TIDEGATE_URL/inventory/managedObjects" | sed 's/^{{"id":"\([0-9]*\)".*/\1/')
   {program} listen --subscription pumps --subscriber me --subscribe --source "$DEVICE" --apis measurements --count 0
-  curl -s -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Content-Type: application/json' \
+  curl -s{ca} -u "$TIDEGATE_USER:$TIDEGATE_PASSWORD" -H 'Content-Type: application/json' \
     -d '{{"source":{{"id":"'"$DEVICE"'"}},"type":"temperature","time":"'"$(date -u +%FT%TZ)"'","c8y_Temperature":{{"T":{{"value":21.5,"unit":"C"}}}}}}' \
     "$TIDEGATE_URL/measurement/measurements" && echo
   {program} listen --subscription pumps --subscriber me

@@ -4,16 +4,22 @@ use std::time::Duration;
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Error, Message};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
+use tokio_tungstenite::{WebSocketStream, client_async};
 
 use super::in_time;
 
+/// What a consumer's connection runs over.
+pub(crate) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
 /// A connected consumer.
 pub(crate) struct Consumer {
-    socket: WebSocketStream<MaybeTlsStream<TcpStream>>,
+    socket: WebSocketStream<Box<dyn Stream>>,
 }
 
 /// One notification, as it came.
@@ -30,7 +36,14 @@ pub(crate) struct Frame {
 impl Consumer {
     /// Connects, or returns the status of the refused upgrade.
     pub(crate) async fn connect(url: &str) -> Result<Self, u16> {
-        match in_time("connecting a consumer", connect_async(url)).await {
+        let addr = url.strip_prefix("ws://").and_then(|rest| rest.split('/').next()).unwrap();
+        let stream = in_time("connecting to the gateway", TcpStream::connect(addr)).await.unwrap();
+        Self::over(Box::new(stream), url).await
+    }
+
+    /// [`Consumer::connect`] over a connection that is there.
+    pub(crate) async fn over(stream: Box<dyn Stream>, url: &str) -> Result<Self, u16> {
+        match in_time("connecting a consumer", client_async(url, stream)).await {
             Ok((socket, _)) => Ok(Self { socket }),
             Err(Error::Http(response)) => Err(response.status().as_u16()),
             Err(error) => panic!("the consumer could not connect: {error}"),

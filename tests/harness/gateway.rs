@@ -92,11 +92,16 @@ impl Gateway {
             if let Some(status) = program.exited() {
                 panic!("the gateway ended with {status} instead of getting ready:\n{}", program.stderr());
             }
-            let ready: Value = serde_json::from_slice(&fs::read(&ready).ok()?).unwrap();
-            Some(ready["http"].as_str().unwrap().parse().unwrap())
+            ready.exists().then(|| self.listener("http"))
         })
         .await;
         self.program = Some(program);
+    }
+
+    /// Where a listener is bound, as the ready file says.
+    pub(crate) fn listener(&self, name: &str) -> SocketAddr {
+        let ready: Value = serde_json::from_slice(&fs::read(self.path("ready.json")).unwrap()).unwrap();
+        ready[name].as_str().unwrap_or_else(|| panic!("no {name} in {ready}")).parse().unwrap()
     }
 
     /// The command line of this gateway.
@@ -170,24 +175,25 @@ impl Gateway {
         SqliteConnectOptions::new().filename(self.data().join("tidegate.db")).connect().await.unwrap()
     }
 
-    /// Adds a user with the administrator's password. The gateway starts anew.
-    pub(crate) async fn add_user(&mut self, tenant: &str, name: &str, roles: &str) {
-        self.stop().await;
-        let mut database = self.database().await;
-        let added = sqlx::query(
-            "INSERT INTO user(tenant, name, hash, roles)
-             SELECT ?, ?, hash, CASE ? WHEN '*' THEN roles ELSE ? END FROM user WHERE tenant = 'edge' AND name = 'admin'",
-        )
-        .bind(tenant)
-        .bind(name)
-        .bind(roles)
-        .bind(roles)
-        .execute(&mut database)
-        .await
-        .unwrap();
-        assert_eq!(added.rows_affected(), 1);
-        sqlx::Connection::close(database).await.unwrap();
-        self.restart_process().await;
+    /// Adds a user with the administrator's password; `*` stands for all roles of the tenant, which is made if it is not there.
+    pub(crate) async fn add_user(&self, tenant: &str, name: &str, roles: &str) {
+        let keeper = if tenant == "edge" { USER.to_owned() } else { self.tenant(tenant).await };
+        let roles: Vec<String> = if roles == "*" {
+            let all = self.get("/user/roles").user(&keeper, PASSWORD).await.expect(200).json();
+            all["roles"].as_array().unwrap().iter().map(|role| role["id"].as_str().unwrap().to_owned()).collect()
+        } else {
+            roles.split(',').filter(|role| !role.is_empty()).map(str::to_owned).collect()
+        };
+        let user = json!({"userName": name, "password": PASSWORD, "roles": roles});
+        self.post(&format!("/user/{tenant}/users"), &user).user(&keeper, PASSWORD).await.expect(201);
+    }
+
+    /// Makes a tenant if it is not there, and returns its first administrator.
+    pub(crate) async fn tenant(&self, name: &str) -> String {
+        let wanted = json!({"id": name, "adminName": "keeper", "adminPassword": PASSWORD});
+        let status = self.post("/tidegate/v1/tenants", &wanted).await.status;
+        assert!(matches!(status, 201 | 409), "{status}");
+        format!("{name}/keeper")
     }
 
     // --- requests ---

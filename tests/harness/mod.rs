@@ -5,14 +5,16 @@ mod call;
 mod consumer;
 mod gateway;
 mod raw;
+mod tls;
 mod words;
 
 use std::time::{Duration, Instant};
 
 pub(crate) use call::{Answer, Call};
-pub(crate) use consumer::{Consumer, Frame};
+pub(crate) use consumer::{Consumer, Frame, Stream};
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
-pub(crate) use raw::{raw, upgrade};
+pub(crate) use raw::{exchange, raw, upgrade};
+pub(crate) use tls::Authority;
 pub(crate) use words::{forwarded, measurement, typed, value_of};
 
 /// How long anything may take before a test fails: long, since many gateways share the machine.

@@ -5,12 +5,17 @@ use std::net::SocketAddr;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::in_time;
+use super::{Stream, in_time};
 
 /// Sends `request` and returns all that comes back until the gateway closes.
 pub(crate) async fn raw(addr: SocketAddr, request: &[u8]) -> String {
+    let socket = in_time("connecting to the gateway", TcpStream::connect(addr)).await.unwrap();
+    exchange(socket, request).await
+}
+
+/// [`raw`] over a connection that is there.
+pub(crate) async fn exchange(mut socket: impl Stream, request: &[u8]) -> String {
     in_time("a raw request", async {
-        let mut socket = TcpStream::connect(addr).await.unwrap();
         // A gateway that refuses early may stop reading.
         let _ = socket.write_all(request).await;
         let mut answer = Vec::new();

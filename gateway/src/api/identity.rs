@@ -14,19 +14,6 @@ use crate::platform::identity::{self, ExternalId};
 use crate::store::{Statement, Value};
 use crate::writer::Change;
 
-/// GET of `/identity`: where things are.
-pub(super) async fn resource(caller: Caller, headers: HeaderMap) -> Result<Response, ApiError> {
-    caller.require(Role::IdentityRead)?;
-    let base = &caller.base_url;
-    let body = serde_json::json!({
-        "self": format!("{base}/identity"),
-        // The name in braces is the platform's; clients replace it as it is.
-        "externalId": format!("{base}/identity/externalIds/{{type}}/{{externaId}}"),
-        "externalIdsOfGlobalId": format!("{base}/identity/globalIds/{{managedObjectId}}/externalIds"),
-    });
-    Ok(found(&headers, "identityapi", body.to_string().into_bytes()))
-}
-
 /// POST: binds an external id to an object.
 pub(super) async fn create(
     State(app): AppState,

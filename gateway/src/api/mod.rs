@@ -3,6 +3,8 @@
 mod alarms;
 mod children;
 mod consumer;
+mod cors;
+mod discovery;
 mod error;
 mod events;
 mod identity;
@@ -12,7 +14,9 @@ mod objects;
 mod operations;
 mod operator;
 mod subscriptions;
+mod tenants;
 mod tokens;
+mod users;
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -21,15 +25,18 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Request, State};
-use axum::middleware::Next;
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, LOCATION, ORIGIN};
 use hyper::http::request::Parts;
+use hyper::http::uri::Scheme;
 use hyper::{HeaderMap, Method, StatusCode, Uri};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sqlx::SqlitePool;
 use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -37,6 +44,7 @@ use tokio_util::task::TaskTracker;
 
 pub use error::ApiError;
 pub(crate) use subscriptions::load as load_subscriptions;
+pub(crate) use tenants::ADMIN;
 
 use crate::auth::{Authenticator, ConsumerTokens, Principal, Role};
 use crate::backlog::Bodies;
@@ -50,6 +58,7 @@ use crate::message::{Api, Tenant};
 use crate::pipeline::Pipeline;
 use crate::platform::children::Kind;
 use crate::platform::identity::ExternalId;
+use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::subscription::Index;
@@ -78,6 +87,8 @@ pub struct App {
     pub objects: KeyedLocks<u64>,
     /// Locks on external ids that are being bound or unbound; taken after those on objects.
     pub external_ids: KeyedLocks<(Tenant, ExternalId)>,
+    /// Locks on tenants whose users are being changed; the gateway's own stands for the set of all tenants as well.
+    pub accounts: KeyedLocks<Tenant>,
     /// Subscriptions in force.
     pub index: Arc<Index>,
     /// Held while subscriptions are made or deleted.
@@ -104,11 +115,11 @@ pub struct App {
 
 /// The whole HTTP surface.
 pub fn router(app: Arc<App>) -> Router {
-    let changing = inventory_routes().merge(object_routes()).merge(subscription_routes());
+    let changing = inventory_routes().merge(object_routes()).merge(subscription_routes()).merge(account_routes());
     let consumer = route("GET", get(consumer::connect));
     // What takes no locks and changes no memory needs no task of its own.
-    Router::new()
-        .merge(changing.route_layer(axum::middleware::from_fn(to_the_end)))
+    let mut router = Router::new()
+        .merge(changing.route_layer(middleware::from_fn(to_the_end)))
         .route(
             "/measurement/measurements",
             route(
@@ -125,11 +136,23 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
         .route("/notification2/consumer", consumer.clone())
         .route("/notification2/consumer/", consumer)
+        .route("/platform", route("GET", get(discovery::platform)))
+        .route("/tenant/currentTenant", route("GET", get(discovery::tenant)))
+        .route("/tenant/loginOptions", route("GET", get(discovery::login_options)))
+        .route("/user/roles", route("GET", get(users::roles)))
+        .route("/user/roles/{id}", route("GET", get(users::role)))
+        .route("/user/{tenant}/userByName/{id}", route("GET", get(users::get)))
         .route("/health/live", route("GET", get(operator::live)))
         .route("/health/ready", route("GET", get(operator::ready)))
         .route("/metrics", route("GET", get(operator::metrics)))
-        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") })
-        .with_state(app)
+        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") });
+    for path in discovery::families() {
+        router = router.route(path, route("GET", get(discovery::family)));
+    }
+    if app.config.http.cors_origins.is_some() {
+        router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
+    }
+    router.with_state(app)
 }
 
 fn inventory_routes() -> Router<Arc<App>> {
@@ -149,7 +172,6 @@ fn inventory_routes() -> Router<Arc<App>> {
             "/inventory/managedObjects/{id}",
             route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
         )
-        .route("/identity", route("GET", get(identity::resource)))
         .route("/identity/globalIds/{id}/externalIds", route("GET, POST", get(identity::list).post(identity::create)))
         // A value may hold slashes that the client did not encode.
         .route(
@@ -200,6 +222,19 @@ fn subscription_routes() -> Router<Arc<App>> {
         )
 }
 
+/// Users and tenants.
+fn account_routes() -> Router<Arc<App>> {
+    Router::new()
+        .route("/user/currentUser", route("GET, PUT", get(users::current).put(users::update_current)))
+        .route("/user/{tenant}/users", route("GET, POST", get(users::list).post(users::create)))
+        .route(
+            "/user/{tenant}/users/{id}",
+            route("GET, PUT, DELETE", get(users::get).put(users::update).delete(users::delete)),
+        )
+        .route("/tidegate/v1/tenants", route("GET, POST", get(tenants::list).post(tenants::create)))
+        .route("/tidegate/v1/tenants/{id}", route("GET, DELETE", get(tenants::get).delete(tenants::delete)))
+}
+
 /// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
 /// locks are held until then.
 async fn to_the_end(request: Request, next: Next) -> Result<Response, ApiError> {
@@ -232,7 +267,7 @@ impl FromRequestParts<Arc<App>> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        refuse_foreign_origin(parts)?;
+        refuse_foreign_origin(&app.config, parts)?;
         let header = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let principal = app.auth.basic(header).await.map_err(|error| {
             // Clients that send this do not want a browser's own dialog.
@@ -241,27 +276,45 @@ impl FromRequestParts<Arc<App>> for Caller {
             let error = ApiError::from(error);
             if quiet { error } else { error.with_challenge() }
         })?;
-        Ok(Self { principal, base_url: base_url(&app.config, &parts.headers) })
+        Ok(Self { principal, base_url: base_url(&app.config, parts) })
     }
 }
 
-/// A page of another site must not be able to change anything with the credentials that a browser keeps.
-fn refuse_foreign_origin(parts: &Parts) -> Result<(), ApiError> {
+/// How the gateway is called by somebody of whom nothing else is known.
+struct Origin(String);
+
+impl FromRequestParts<Arc<App>> for Origin {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Infallible> {
+        Ok(Self(base_url(&app.config, parts)))
+    }
+}
+
+/// A page of another site must not be able to change anything with the credentials that a browser keeps, unless the operator
+/// has named it.
+fn refuse_foreign_origin(config: &Config, parts: &Parts) -> Result<(), ApiError> {
     let Some(origin) = parts.headers.get(ORIGIN) else { return Ok(()) };
-    let host = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host.as_bytes());
+    let origin = origin.to_str().unwrap_or_default();
+    let host = origin.split_once("://").map(|(_, host)| host.as_bytes());
     let own = parts.headers.get(HOST).map(HeaderValue::as_bytes);
-    if host == own || matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS) {
+    if host == own
+        || matches!(parts.method, Method::GET | Method::HEAD | Method::OPTIONS)
+        || config.http.allows_origin(origin)
+    {
         return Ok(());
     }
     Err(ApiError::new(StatusCode::FORBIDDEN, "security/Forbidden", "Requests from other sites are refused."))
 }
 
-fn base_url(config: &Config, headers: &HeaderMap) -> String {
+/// How the gateway is called from where the request comes. Headers of proxies are not believed: anybody can send them.
+fn base_url(config: &Config, parts: &Parts) -> String {
     if let Some(url) = &config.http.public_url {
         return url.trim_end_matches('/').to_owned();
     }
-    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
-    format!("http://{host}")
+    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let scheme = parts.extensions.get().unwrap_or(&Scheme::HTTP);
+    format!("{scheme}://{host}")
 }
 
 /// Reads the body of a request, at most `limit` bytes. What passes [`SMALL_BODY`] counts to a common budget as it arrives.
@@ -306,6 +359,40 @@ impl<S: Sync> FromRequestParts<S> for Id {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
         Ok(Self(parts.uri.path().split('/').nth(3).and_then(parse_id)))
     }
+}
+
+/// The names in a path, decoded.
+struct Names<T>(T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Names<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let names = Path::from_request_parts(parts, state).await;
+        names.map(|Path(names)| Self(names)).map_err(|_| ApiError::bad_request("The path is not UTF-8."))
+    }
+}
+
+/// A name as it stands in a path.
+pub(crate) fn path_segment(name: &str) -> String {
+    let mut segment = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'-' | b'.' | b'_' | b'~' => segment.push(byte.into()),
+            _ if byte.is_ascii_alphanumeric() => segment.push(byte.into()),
+            _ => segment.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    segment
+}
+
+/// A page of rendered elements, of `total` there are.
+fn listed(url: &str, query: &Query<'_>, name: &str, page: PageRequest, shown: Vec<Value>, total: u64) -> Vec<u8> {
+    let more = page.offset() + (shown.len() as u64) < total;
+    let mut body = Vec::new();
+    let push = |element: Value, out: &mut Vec<u8>| out.extend_from_slice(element.to_string().as_bytes());
+    Envelope { url, query, name, page, more, total: Some(total) }.render(shown, push, &mut body);
+    body
 }
 
 /// The query parameters, decoded, in order.

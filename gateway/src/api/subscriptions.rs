@@ -12,7 +12,7 @@ use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
 use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
-use crate::auth::Role;
+use crate::auth::{AuthError, Role};
 use crate::backlog::TopicKey;
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::page::{Envelope, PageRequest};
@@ -56,6 +56,10 @@ async fn make(
 ) -> Result<Response, ApiError> {
     let tenant = &caller.principal.tenant;
     let _subscribing = app.subscribing.lock().await;
+    // The tenant may have been removed since the caller was let in.
+    if !app.auth.knows(tenant) {
+        return Err(AuthError::BadCredentials.into());
+    }
     if let Some(source) = subscription.source
         && !app.sources.exists(tenant, source)
     {

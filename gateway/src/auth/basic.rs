@@ -18,7 +18,7 @@ use lru::LruCache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 
-use super::password::{nobody, verify};
+use super::password::{hash_password, nobody, verify};
 use super::users::{User, UserError, UserRow, Users};
 use super::{AuthError, MAX_PASSWORD_BYTES, MAX_USER_CHARS, Principal, random};
 use crate::message::Tenant;
@@ -124,29 +124,46 @@ impl Authenticator {
         }
     }
 
-    /// Adds or replaces one user and forgets all remembered outcomes.
+    /// Adds or replaces one user and forgets what was remembered of it.
     ///
     /// # Errors
     /// Those of [`Users::put`]; nothing is changed then.
     pub fn put(&self, row: UserRow) -> Result<(), UserError> {
         let mut state = self.0.state();
+        let (tenant, name) = (row.tenant.clone(), row.name.clone());
         state.users.put(row)?;
-        state.forget();
+        state.forget(&tenant, Some(&name));
         Ok(())
     }
 
-    /// Removes one user and forgets all remembered outcomes; `false` when there was none.
+    /// Removes one user and forgets what was remembered of it; `false` when there was none.
     pub fn remove(&self, tenant: &Tenant, name: &str) -> bool {
         let mut state = self.0.state();
-        state.forget();
+        state.forget(tenant, Some(name));
         state.users.remove(tenant, name)
     }
 
-    /// Replaces all users and forgets all remembered outcomes.
-    pub fn replace(&self, users: Users) {
+    /// Removes all users of a tenant and forgets what was remembered of them.
+    pub fn remove_tenant(&self, tenant: &Tenant) {
         let mut state = self.0.state();
-        state.users = users;
-        state.forget();
+        state.forget(tenant, None);
+        state.users.remove_tenant(tenant);
+    }
+
+    /// Whether the tenant is there: one always has users.
+    #[must_use]
+    pub fn knows(&self, tenant: &Tenant) -> bool {
+        self.0.state().users.knows(tenant)
+    }
+
+    /// The hash of a new password. Waits its turn among the logins, since it costs what one of them does.
+    ///
+    /// # Errors
+    /// [`AuthError::Password`], and [`AuthError::Busy`] when 64 wait already.
+    pub async fn hash(&self, password: String) -> Result<String, AuthError> {
+        let _place = self.0.places.try_acquire().map_err(|_| AuthError::Busy)?;
+        let _turn = self.0.turn.acquire().await.expect("invariant: never closed");
+        tokio::task::spawn_blocking(move || hash_password(&password)).await.unwrap_or(Err(AuthError::Busy))
     }
 
     /// How many times argon2 has run.
@@ -224,9 +241,12 @@ impl State {
         }
     }
 
-    fn forget(&mut self) {
+    /// Forgets good outcomes of this user, or of all of the tenant, and all refusals, whose user is not known. The outcomes of
+    /// others stay: to verify everybody anew would keep many clients waiting.
+    fn forget(&mut self, tenant: &Tenant, user: Option<&str>) {
         self.generation += 1;
-        self.accepted.0.clear();
+        self.accepted
+            .drop_where(|principal| principal.tenant == *tenant && user.is_none_or(|user| *principal.user == *user));
         self.refused.0.clear();
         self.flights.clear();
     }
@@ -250,6 +270,13 @@ impl Memory {
             && now < *until
         {
             *until = now + REMEMBERED;
+        }
+    }
+
+    fn drop_where(&mut self, mut gone: impl FnMut(&Principal) -> bool) {
+        let stale = self.0.iter().filter(|(_, (outcome, _))| outcome.as_ref().is_ok_and(&mut gone));
+        for fingerprint in stale.map(|(fingerprint, _)| *fingerprint).collect::<Vec<_>>() {
+            self.0.pop(&fingerprint);
         }
     }
 
@@ -527,9 +554,37 @@ mod tests {
         assert!(check(&auth, basic("admin:fresh")).await.is_ok());
         assert!(auth.remove(&"edge".into(), "admin"));
         assert_eq!(check(&auth, basic("admin:fresh")).await, Err(AuthError::BadCredentials));
-        auth.replace(Users::load([row("edge", "admin", "again")]).unwrap());
-        assert!(check(&auth, basic("admin:again")).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_change_of_one_user_leaves_the_others_remembered() {
+        let auth = authenticator();
+        check(&auth, basic("t1/ann:a:b:c")).await.unwrap();
+        check(&auth, basic("admin:secret")).await.unwrap();
+        auth.put(row("edge", "admin", "fresh")).unwrap();
+        auth.put(row("edge", "ann", "x")).unwrap();
+        auth.remove(&"t1".into(), "zoë");
+        check(&auth, basic("t1/ann:a:b:c")).await.unwrap();
+        assert_eq!(auth.verifications(), 2);
+        auth.remove_tenant(&"t1".into());
+        assert!(!auth.knows(&"t1".into()) && auth.knows(&"edge".into()));
         assert_eq!(check(&auth, basic("t1/ann:a:b:c")).await, Err(AuthError::BadCredentials));
+    }
+
+    #[tokio::test]
+    async fn new_passwords_are_hashed_in_turn_with_the_logins_and_refused_when_too_many_wait() {
+        let auth = authenticator();
+        let held = auth.0.turn.acquire().await.unwrap();
+        let mut waiting: Vec<_> = (0..=WAITING).map(|_| Box::pin(auth.hash("correct horse".into()))).collect();
+        for hash in &mut waiting {
+            assert!(futures_util::poll!(hash).is_pending());
+        }
+        assert_eq!(auth.hash("correct horse".into()).await, Err(AuthError::Busy));
+        assert_eq!(check(&auth, basic("admin:secret")).await, Err(AuthError::Busy));
+        waiting.truncate(1);
+        drop(held);
+        assert!(waiting.remove(0).await.unwrap().starts_with("$argon2id$"));
+        assert_eq!(auth.hash("short".into()).await, Err(AuthError::Password));
     }
 
     #[tokio::test]

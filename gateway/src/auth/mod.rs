@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 pub use basic::{Authenticator, DEFAULT_TENANT};
 pub use keys::{KeyError, KeyKind, SigningKey};
-pub use password::{MAX_PASSWORD_BYTES, generate_password, hash_password};
+pub use password::{MAX_PASSWORD_BYTES, MIN_PASSWORD_CHARS, generate_password, hash_password};
 pub use roles::{Role, Roles, UnknownRole};
 pub use token::{ConsumerClaims, ConsumerTokens, MAX_TOKEN_BYTES, MAX_TOKEN_MINUTES, TokenError};
-pub use users::{MAX_USER_CHARS, MAX_USERS, UserError, UserRow, Users};
+pub use users::{MAX_USER_CHARS, UserError, UserRow, Users, check_name as check_user_name};
 
 use crate::message::Tenant;
 
@@ -60,8 +60,8 @@ pub enum AuthError {
     /// The user lacks this role.
     #[error("Access is denied.")]
     NotAllowed(Role),
-    /// A new password is empty or longer than [`MAX_PASSWORD_BYTES`].
-    #[error("password must have 1 to {MAX_PASSWORD_BYTES} bytes.")]
+    /// A new password is shorter than [`MIN_PASSWORD_CHARS`] or longer than [`MAX_PASSWORD_BYTES`].
+    #[error("password must have at least {MIN_PASSWORD_CHARS} characters and at most {MAX_PASSWORD_BYTES} bytes.")]
     Password,
 }
 

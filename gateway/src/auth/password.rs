@@ -6,6 +6,9 @@ use argon2::{Algorithm, Argon2, Params, Version};
 
 use super::{AuthError, random};
 
+/// The shortest new password in characters.
+pub const MIN_PASSWORD_CHARS: usize = 8;
+
 /// The longest password in bytes.
 pub const MAX_PASSWORD_BYTES: usize = 256;
 
@@ -23,9 +26,9 @@ const GENERATED_CHARS: usize = 24;
 /// where blocking is allowed.
 ///
 /// # Errors
-/// [`AuthError::Password`] when the password is empty or longer than [`MAX_PASSWORD_BYTES`].
+/// [`AuthError::Password`] when the password is shorter than [`MIN_PASSWORD_CHARS`] or longer than [`MAX_PASSWORD_BYTES`].
 pub fn hash_password(password: &str) -> Result<String, AuthError> {
-    if password.is_empty() || password.len() > MAX_PASSWORD_BYTES {
+    if password.chars().count() < MIN_PASSWORD_CHARS || password.len() > MAX_PASSWORD_BYTES {
         return Err(AuthError::Password);
     }
     let hash = hasher(PARAMS)
@@ -108,7 +111,10 @@ mod tests {
 
     #[test]
     fn passwords_have_a_length() {
-        assert_eq!(hash_password(""), Err(AuthError::Password));
+        for short in ["", "1234567", "äöüäöüä"] {
+            assert_eq!(hash_password(short), Err(AuthError::Password), "{short}");
+        }
+        assert!(hash_password("äöüäöüäö").is_ok());
         assert_eq!(hash_password(&"x".repeat(MAX_PASSWORD_BYTES + 1)), Err(AuthError::Password));
         assert!(hash_password(&"x".repeat(MAX_PASSWORD_BYTES)).is_ok());
     }
@@ -131,7 +137,7 @@ mod tests {
 
     #[test]
     fn the_hash_of_nobody_costs_what_a_new_hash_costs() {
-        let new = parse_hash(&hash_password("x").unwrap()).unwrap();
+        let new = parse_hash(&hash_password("12345678").unwrap()).unwrap();
         assert_eq!(nobody().params, new.params);
         assert_eq!(nobody().version, new.version);
         assert_eq!(nobody().hash.unwrap().len(), new.hash.unwrap().len());

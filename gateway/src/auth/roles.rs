@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::DEFAULT_TENANT;
+use crate::message::Tenant;
+
 macro_rules! roles {
     ($($role:ident = $name:literal, $doc:literal;)+) => {
         /// Permission to use one kind of resource. The names are the platform's (Cumulocity OpenAPI, "Required roles"); those
@@ -27,6 +30,15 @@ macro_rules! roles {
     };
 }
 
+impl Role {
+    /// Whether users of this tenant can hold the role. Those over the gateway as a whole exist in its own tenant only.
+    #[must_use]
+    pub fn exists_in(self, tenant: &Tenant) -> bool {
+        tenant.as_str() == DEFAULT_TENANT
+            || !matches!(self, Self::TenantManagementAdmin | Self::TidegateStreamAdmin | Self::TidegateOperator)
+    }
+}
+
 roles! {
     InventoryRead = "ROLE_INVENTORY_READ", "read managed objects.";
     InventoryAdmin = "ROLE_INVENTORY_ADMIN", "change and delete managed objects.";
@@ -43,11 +55,11 @@ roles! {
     DeviceControlAdmin = "ROLE_DEVICE_CONTROL_ADMIN", "create, change and delete operations.";
     Notification2Admin = "ROLE_NOTIFICATION_2_ADMIN", "manage subscriptions, tokens and consumers.";
     TenantStatisticsRead = "ROLE_TENANT_STATISTICS_READ", "read the statistics of the tenant.";
-    TenantManagementAdmin = "ROLE_TENANT_MANAGEMENT_ADMIN", "create and delete tenants; counts in tenant `edge`.";
+    TenantManagementAdmin = "ROLE_TENANT_MANAGEMENT_ADMIN", "create and delete tenants; exists in tenant `edge`.";
     UserManagementAdmin = "ROLE_USER_MANAGEMENT_ADMIN", "manage the users of the tenant.";
     TidegatePluginAdmin = "ROLE_TIDEGATE_PLUGIN_ADMIN", "install and remove plugins.";
-    TidegateStreamAdmin = "ROLE_TIDEGATE_STREAM_ADMIN", "manage streams; counts in tenant `edge`.";
-    TidegateOperator = "ROLE_TIDEGATE_OPERATOR", "read metrics and the state of the gateway.";
+    TidegateStreamAdmin = "ROLE_TIDEGATE_STREAM_ADMIN", "manage streams; exists in tenant `edge`.";
+    TidegateOperator = "ROLE_TIDEGATE_OPERATOR", "read metrics and the state of the gateway; exists in tenant `edge`.";
 }
 
 /// A name that is no role.
@@ -80,10 +92,10 @@ impl Roles {
     /// No role.
     pub const NONE: Self = Self(0);
 
-    /// Every role, as `edge/admin` has them.
+    /// Every role that exists in this tenant: what its first administrator gets.
     #[must_use]
-    pub fn all() -> Self {
-        Role::ALL.iter().copied().collect()
+    pub fn all_of(tenant: &Tenant) -> Self {
+        Role::ALL.iter().copied().filter(|role| role.exists_in(tenant)).collect()
     }
 
     /// This set and `role`.
@@ -150,12 +162,29 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_lists_exactly_the_roles_and_where_they_exist() {
+        let reference = include_str!("../../../docs/access.md");
+        let documented: Vec<_> = reference
+            .lines()
+            .filter(|line| line.starts_with("| `ROLE_"))
+            .map(|line| line.trim_matches('|').split('|').map(str::trim).take(2).collect::<Vec<_>>())
+            .collect();
+        let known = Role::ALL.iter().map(|role| {
+            let everywhere = role.exists_in(&"plant1".into());
+            [format!("`{role}`"), if everywhere { "all" } else { "edge" }.to_owned()]
+        });
+        assert_eq!(documented, known.collect::<Vec<_>>());
+    }
+
+    #[test]
     fn a_set_holds_what_was_put_in_and_nothing_else() {
         for role in Role::ALL {
             let set = Roles::NONE.with(*role);
             assert_eq!(set.iter().collect::<Vec<_>>(), [*role]);
         }
-        assert_eq!(Roles::all().iter().count(), Role::ALL.len());
+        assert_eq!(Roles::all_of(&DEFAULT_TENANT.into()).iter().count(), Role::ALL.len());
+        assert!(!Roles::all_of(&"plant1".into()).contains(Role::TenantManagementAdmin));
+        assert!(Roles::all_of(&"plant1".into()).contains(Role::UserManagementAdmin));
         assert_eq!(Roles::NONE.iter().next(), None);
     }
 
@@ -164,7 +193,8 @@ mod tests {
         let set = Roles::NONE.with(Role::AlarmRead).with(Role::InventoryRead);
         assert_eq!(set.to_string(), "ROLE_INVENTORY_READ,ROLE_ALARM_READ");
         assert_eq!("ROLE_ALARM_READ, ROLE_INVENTORY_READ".parse::<Roles>().unwrap(), set);
-        assert_eq!(Roles::all().to_string().parse::<Roles>().unwrap(), Roles::all());
+        let all = Roles::all_of(&DEFAULT_TENANT.into());
+        assert_eq!(all.to_string().parse::<Roles>().unwrap(), all);
         assert_eq!("".parse::<Roles>().unwrap(), Roles::NONE);
         assert!("ROLE_ALARM_READ,nobody".parse::<Roles>().is_err());
     }

@@ -9,9 +9,6 @@ use super::password::parse_hash;
 use super::roles::Roles;
 use crate::message::Tenant;
 
-/// The most users over all tenants.
-pub const MAX_USERS: usize = 10_000;
-
 /// The longest name of a tenant or a user, in characters.
 pub const MAX_USER_CHARS: usize = 255;
 
@@ -31,9 +28,6 @@ pub struct UserRow {
 /// Why a user cannot be taken in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UserError {
-    /// [`MAX_USERS`] is reached.
-    #[error("there are {MAX_USERS} users already, which is the limit")]
-    TooMany,
     /// The named field is empty, too long, or holds a character that Basic credentials cannot carry.
     #[error("{0} must have 1 to {MAX_USER_CHARS} characters and no slash, colon or control character")]
     Name(&'static str),
@@ -49,9 +43,9 @@ pub(super) struct User {
     pub(super) roles: Roles,
 }
 
-/// Users by tenant and name; at most [`MAX_USERS`].
+/// Users by tenant and name. Who adds them counts them.
 #[derive(Default)]
-pub struct Users(HashMap<(Tenant, Arc<str>), User>);
+pub struct Users(HashMap<Tenant, HashMap<Arc<str>, User>>);
 
 impl Users {
     /// Takes in all rows. Of two rows with the same tenant and name the last counts.
@@ -71,28 +65,30 @@ impl Users {
     /// # Errors
     /// [`UserError`]; the map is unchanged then.
     pub fn put(&mut self, row: UserRow) -> Result<(), UserError> {
-        check_name("tenant", row.tenant.as_str())?;
-        check_name("userName", &row.name)?;
+        check("tenant", row.tenant.as_str())?;
+        check_name(&row.name)?;
         let Some(hash) = parse_hash(&row.hash) else {
             return Err(UserError::Hash(row.name));
         };
-        let key = (row.tenant, row.name.into());
-        if self.0.len() >= MAX_USERS && !self.0.contains_key(&key) {
-            return Err(UserError::TooMany);
-        }
-        self.0.insert(key, User { hash: Arc::new(hash), roles: row.roles });
+        let user = User { hash: Arc::new(hash), roles: row.roles };
+        self.0.entry(row.tenant).or_default().insert(row.name.into(), user);
         Ok(())
     }
 
     /// Removes one user; `false` when there was none.
     pub fn remove(&mut self, tenant: &Tenant, name: &str) -> bool {
-        self.0.remove(&(tenant.clone(), name.into())).is_some()
+        self.0.get_mut(tenant).is_some_and(|users| users.remove(name).is_some())
     }
 
-    /// How many users there are.
+    /// Removes all users of a tenant.
+    pub fn remove_tenant(&mut self, tenant: &Tenant) {
+        self.0.remove(tenant);
+    }
+
+    /// Whether the tenant has users.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
+    pub fn knows(&self, tenant: &Tenant) -> bool {
+        self.0.contains_key(tenant)
     }
 
     /// Whether there is no user at all.
@@ -101,12 +97,20 @@ impl Users {
         self.0.is_empty()
     }
 
-    pub(super) fn get(&self, tenant: &Tenant, name: &Arc<str>) -> Option<&User> {
-        self.0.get(&(tenant.clone(), Arc::clone(name)))
+    pub(super) fn get(&self, tenant: &Tenant, name: &str) -> Option<&User> {
+        self.0.get(tenant)?.get(name)
     }
 }
 
-fn check_name(field: &'static str, name: &str) -> Result<(), UserError> {
+/// Refuses what cannot be the name of a user.
+///
+/// # Errors
+/// [`UserError::Name`].
+pub fn check_name(name: &str) -> Result<(), UserError> {
+    check("userName", name)
+}
+
+fn check(field: &'static str, name: &str) -> Result<(), UserError> {
     let sound = !name.is_empty()
         && name.chars().count() <= MAX_USER_CHARS
         && !name.contains(|c: char| matches!(c, '/' | ':') || c.is_control());
@@ -128,11 +132,13 @@ mod tests {
     fn users_of_different_tenants_do_not_meet() {
         let hash = cheap_hash("x");
         let mut users = Users::load([row("a", "ann", &hash), row("b", "bob", &hash)]).unwrap();
-        assert!(users.get(&"a".into(), &"ann".into()).is_some());
-        assert!(users.get(&"b".into(), &"ann".into()).is_none());
+        assert!(users.get(&"a".into(), "ann").is_some());
+        assert!(users.get(&"b".into(), "ann").is_none());
         assert!(!users.remove(&"b".into(), "ann"));
         assert!(users.remove(&"a".into(), "ann"));
-        assert_eq!(users.len(), 1);
+        assert!(users.get(&"b".into(), "bob").is_some());
+        users.remove_tenant(&"b".into());
+        assert!(users.get(&"b".into(), "bob").is_none() && !users.knows(&"b".into()));
     }
 
     #[test]
@@ -142,8 +148,7 @@ mod tests {
         users.put(row("a", "ann", &hash)).unwrap();
         let roles = Roles::NONE.with(Role::AlarmRead);
         users.put(UserRow { roles, ..row("a", "ann", &hash) }).unwrap();
-        assert_eq!(users.len(), 1);
-        assert_eq!(users.get(&"a".into(), &"ann".into()).unwrap().roles, roles);
+        assert_eq!(users.get(&"a".into(), "ann").unwrap().roles, roles);
     }
 
     #[test]
@@ -155,15 +160,6 @@ mod tests {
             assert_eq!(Users::load([row("a", bad, &hash)]).err(), Some(UserError::Name("userName")), "{bad:?}");
             assert_eq!(Users::load([row(bad, "a", &hash)]).err(), Some(UserError::Name("tenant")), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn the_number_of_users_has_a_limit_which_does_not_bar_changes() {
-        let hash = cheap_hash("x");
-        let mut users = Users::load((0..MAX_USERS).map(|i| row("a", &format!("user{i}"), &hash))).unwrap();
-        assert_eq!(users.put(row("a", "one-more", &hash)), Err(UserError::TooMany));
-        assert_eq!(users.put(row("a", "user0", &hash)), Ok(()));
-        assert_eq!(users.len(), MAX_USERS);
     }
 
     #[test]

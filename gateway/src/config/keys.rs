@@ -1,21 +1,26 @@
 //! The keys by name, and what each accepts. A value is checked where it comes from, so that an error can say where that is.
 
 use std::fmt;
-use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 
 use ::config::{Value, ValueKind};
 use tracing_subscriber::EnvFilter;
+
+use super::ListenAddr;
 
 /// What a key accepts.
 #[derive(Debug)]
 pub(super) enum Kind {
     /// A whole number.
     Number(RangeInclusive<u64>),
-    /// An IP address and a port.
+    /// An IP address and a port, or `off`.
     Address,
+    /// `true` or `false`.
+    Flag,
     /// An absolute `http` or `https` URL.
     Url,
+    /// Origins of web pages, separated by commas.
+    Origins,
     /// A path.
     Path,
     /// A filter of log lines.
@@ -38,7 +43,12 @@ const GIB: u64 = 1_024 * MIB;
 /// Every key. Byte ranges end where a value would no longer be a limit on a gateway with a few gigabytes of memory.
 pub(super) const KEYS: &[(&str, Kind)] = &[
     ("http.addr", Kind::Address),
+    ("http.https_addr", Kind::Address),
+    ("http.tls_cert", Kind::Path),
+    ("http.tls_key", Kind::Path),
+    ("http.allow_plain", Kind::Flag),
     ("http.public_url", Kind::Url),
+    ("http.cors_origins", Kind::Origins),
     ("limits.body_bytes", Kind::Number(1..=256 * MIB)),
     ("limits.bulk_bytes", Kind::Number(1..=256 * MIB)),
     ("limits.frame_bytes", Kind::Number(256..=64 * MIB)),
@@ -53,6 +63,8 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("limits.children_per_object", Kind::Number(1..=1_000_000)),
     ("limits.ancestors", Kind::Number(1..=100_000)),
     ("limits.external_ids_per_object", Kind::Number(1..=10_000)),
+    ("limits.tenants", Kind::Number(1..=10_000)),
+    ("limits.users_per_tenant", Kind::Number(1..=10_000)),
     ("limits.subscriptions_per_tenant", Kind::Number(1..=1_000_000)),
     ("limits.topics_per_tenant", Kind::Number(1..=1_000_000)),
     ("limits.consumers_per_topic", Kind::Number(1..=10_000)),
@@ -104,8 +116,13 @@ impl Kind {
             (Self::Number(range), ValueKind::String(text)) if medium == Medium::Environment => {
                 text.parse().is_ok_and(|number| range.contains(&number))
             }
-            (Self::Address, ValueKind::String(text)) => text.parse::<SocketAddr>().is_ok(),
+            (Self::Address, ValueKind::String(text)) => text.parse::<ListenAddr>().is_ok(),
+            (Self::Flag, ValueKind::Boolean(_)) => true,
+            (Self::Flag, ValueKind::String(text)) if medium == Medium::Environment => {
+                matches!(text.as_str(), "true" | "false")
+            }
             (Self::Url, ValueKind::String(text)) => is_url(text),
+            (Self::Origins, ValueKind::String(text)) => text.split(',').all(|origin| is_origin(origin.trim())),
             (Self::Path, ValueKind::String(text)) => !text.is_empty() && !text.contains('\0'),
             (Self::Filter, ValueKind::String(text)) => !text.is_empty() && EnvFilter::try_new(text).is_ok(),
             (Self::Choice(words), ValueKind::String(text)) => words.contains(&text.as_str()),
@@ -118,10 +135,14 @@ impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(range) => write!(f, "a whole number from {} to {}", range.start(), range.end()),
-            Self::Address => f.write_str("an IP address and a port, as in 127.0.0.1:8080"),
+            Self::Address => f.write_str("an IP address and a port, as in 127.0.0.1:8080, or off"),
+            Self::Flag => f.write_str("true or false"),
             Self::Url => {
-                f.write_str("an http or https URL without path, query and fragment, as in https://gateway.example:8443")
+                f.write_str("an http or https URL without query and fragment, as in https://gateway.example:8443/edge1")
             }
+            Self::Origins => f.write_str(
+                "http or https origins, separated by commas, as in https://a.example,https://b.example:8443",
+            ),
             Self::Path => f.write_str("a path"),
             Self::Filter => f.write_str("a log filter, as in info or warn,tidegate=debug"),
             Self::Choice(words) => f.write_str(&words.join(" or ")),
@@ -129,10 +150,17 @@ impl fmt::Display for Kind {
     }
 }
 
-/// Scheme, host and perhaps port: links are this and an absolute path.
+/// Scheme, host, perhaps port and path: links are this and an absolute path.
 fn is_url(text: &str) -> bool {
-    let authority = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
-    authority.is_some_and(|authority| {
-        !authority.is_empty() && authority.bytes().all(|byte| byte.is_ascii_graphic() && !b"/?#@\"<>\\".contains(&byte))
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    rest.is_some_and(|rest| {
+        !rest.is_empty()
+            && !rest.starts_with('/')
+            && rest.bytes().all(|byte| byte.is_ascii_graphic() && !b"?#@,\"<>\\".contains(&byte))
     })
+}
+
+/// A URL without a path, not even a slash: browsers write an origin so.
+fn is_origin(text: &str) -> bool {
+    is_url(text) && text.bytes().filter(|byte| *byte == b'/').count() == 2
 }

@@ -245,7 +245,7 @@ mod tests {
         assert_eq!(config.limits.body_bytes, 2_000);
         assert_eq!(config.limits.bulk_count, 20);
         assert_eq!(config.limits.frame_bytes, Config::default().limits.frame_bytes);
-        assert_eq!(config.http.addr, "[::1]:0".parse().unwrap());
+        assert_eq!(config.http.addr.at(), Some("[::1]:0".parse().unwrap()));
         assert_eq!(config.http.public_url.as_deref(), Some("https://gateway.example"));
         assert_eq!(config.log.format, LogFormat::Json);
         assert_eq!(config.plugins.builtin_dir.as_deref(), Some(Path::new("42")));
@@ -314,9 +314,14 @@ mod tests {
             ),
             (
                 "[http]\naddr = \"localhost\"",
-                "http.addr must be an IP address and a port, as in 127.0.0.1:8080, not \"localhost\"",
+                "http.addr must be an IP address and a port, as in 127.0.0.1:8080, or off, not \"localhost\"",
             ),
-            ("[http]\naddr = 8080", "http.addr must be an IP address and a port, as in 127.0.0.1:8080, not 8080"),
+            (
+                "[http]\naddr = 8080",
+                "http.addr must be an IP address and a port, as in 127.0.0.1:8080, or off, not 8080",
+            ),
+            ("[http]\nallow_plain = 1", "http.allow_plain must be true or false, not 1"),
+            ("[http]\nallow_plain = \"true\"", "http.allow_plain must be true or false, not \"true\""),
             ("[plugins]\nbuiltin_dir = \"\"", "plugins.builtin_dir must be a path, not \"\""),
         ] {
             let error = file_error(text);
@@ -332,17 +337,44 @@ mod tests {
     }
 
     #[test]
-    fn urls_are_a_scheme_and_a_host() {
-        for good in ["http://a", "https://gateway.example:8443", "http://[::1]:8080"] {
+    fn urls_are_a_scheme_and_a_host_and_perhaps_a_path() {
+        for good in ["http://a", "https://gateway.example:8443", "http://[::1]:8080", "http://a/", "https://a/edge1"] {
             assert_eq!(
                 from_env(&[("TIDEGATE_HTTP__PUBLIC_URL", good)]).unwrap().http.public_url.as_deref(),
                 Some(good)
             );
         }
-        for bad in ["", "a", "http://", "ftp://a", "http://a/", "http://a/b", "http://a?b", "http://u@a", "http://a b"]
+        for bad in
+            ["", "a", "http://", "http:///a", "ftp://a", "http://a?b", "http://a/b#c", "http://u@a", "http://a b"]
         {
             let error = env_error("TIDEGATE_HTTP__PUBLIC_URL", bad);
             assert!(error.contains("http.public_url must be an http or https URL"), "{error}");
+        }
+    }
+
+    #[test]
+    fn listeners_can_be_off_and_flags_set_by_both_media() {
+        let config = from_file("[http]\naddr = \"off\"\nhttps_addr = \"0.0.0.0:8443\"\nallow_plain = true").unwrap();
+        assert_eq!((config.http.addr.at(), config.http.allow_plain), (None, true));
+        assert_eq!(config.http.https_addr.at(), Some("0.0.0.0:8443".parse().unwrap()));
+        let config = from_env(&[("TIDEGATE_HTTP__ADDR", "off"), ("TIDEGATE_HTTP__ALLOW_PLAIN", "true")]).unwrap();
+        assert_eq!((config.http.addr.at(), config.http.allow_plain), (None, true));
+        assert!(env_error("TIDEGATE_HTTP__ALLOW_PLAIN", "1").contains("must be true or false"));
+    }
+
+    #[test]
+    fn origins_are_a_list_without_paths_and_wildcards() {
+        let http = from_env(&[("TIDEGATE_HTTP__CORS_ORIGINS", "https://a.example, http://b:1")]).unwrap().http;
+        assert!(http.allows_origin("https://a.example") && http.allows_origin("http://b:1"));
+        for foreign in
+            ["http://a.example", "https://a.example:443", "http://b", "null", "", "https://a.example, http://b:1"]
+        {
+            assert!(!http.allows_origin(foreign), "{foreign}");
+        }
+        assert!(!Config::default().http.allows_origin("") && !Config::default().http.allows_origin("null"));
+        for bad in ["", "*", "a", "https://a/", "https://a,", "https://a/b", "https://a https://b"] {
+            let error = env_error("TIDEGATE_HTTP__CORS_ORIGINS", bad);
+            assert!(error.contains("http.cors_origins must be http or https origins"), "{error}");
         }
     }
 

@@ -6,8 +6,10 @@
 mod keys;
 mod load;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +19,7 @@ pub use load::ConfigError;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The HTTP listener.
+    /// The HTTP listeners.
     pub http: Http,
     /// Limits on what clients send and create.
     pub limits: Limits,
@@ -39,11 +41,87 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Http {
-    /// IP address and port to listen on; port 0 picks a free one.
-    pub addr: SocketAddr,
-    /// How clients reach the gateway, as in `https://gateway.example:8443`; stands in `self` links. Without it the `Host` of the
-    /// request does.
+    /// Where plain HTTP is spoken.
+    pub addr: ListenAddr,
+    /// Where HTTP over TLS is spoken.
+    pub https_addr: ListenAddr,
+    /// PEM file with the certificate of the TLS listeners, and those that lead from it to the root.
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file with the private key of that certificate.
+    pub tls_key: Option<PathBuf>,
+    /// Whether plain HTTP may be spoken off loopback, where others can read passwords.
+    pub allow_plain: bool,
+    /// How clients reach the gateway, as in `https://gateway.example:8443/edge1`; stands in `self` links. Without it the `Host` of
+    /// the request does.
     pub public_url: Option<String>,
+    /// Origins, separated by commas, whose pages may use the API from a browser.
+    pub cors_origins: Option<String>,
+}
+
+/// Where a listener listens, if it does. As text, an IP address and a port, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ListenAddr {
+    /// Nowhere.
+    Off,
+    /// Here; port 0 picks a free one.
+    At(SocketAddr),
+}
+
+impl ListenAddr {
+    /// The address of a listener that is not off.
+    #[must_use]
+    pub fn at(self) -> Option<SocketAddr> {
+        match self {
+            Self::Off => None,
+            Self::At(addr) => Some(addr),
+        }
+    }
+}
+
+impl FromStr for ListenAddr {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            _ => text
+                .parse()
+                .map(Self::At)
+                .map_err(|_| "neither an IP address and a port, as in 127.0.0.1:8080, nor off"),
+        }
+    }
+}
+
+impl fmt::Display for ListenAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::At(addr) => addr.fmt(f),
+        }
+    }
+}
+
+impl TryFrom<String> for ListenAddr {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<ListenAddr> for String {
+    fn from(addr: ListenAddr) -> Self {
+        addr.to_string()
+    }
+}
+
+impl Http {
+    /// Whether pages of this origin may use the API.
+    #[must_use]
+    pub fn allows_origin(&self, origin: &str) -> bool {
+        self.cors_origins.iter().flat_map(|origins| origins.split(',')).any(|allowed| allowed.trim() == origin)
+    }
 }
 
 /// `limits`
@@ -64,7 +142,7 @@ pub struct Limits {
     pub json_depth: usize,
     /// Objects in a bulk request, or in a hierarchy that one request deletes; more are 422.
     pub bulk_count: usize,
-    /// Open connections; the next ones wait in the kernel until one ends.
+    /// Open connections of a listener; the next ones wait in the kernel until one ends.
     pub connections: usize,
     /// Managed objects of a tenant; the next one is 422.
     pub objects_per_tenant: usize,
@@ -77,6 +155,10 @@ pub struct Limits {
     pub ancestors: usize,
     /// External ids of a managed object; the next one is 422.
     pub external_ids_per_object: usize,
+    /// Tenants, with those that were removed, whose names are not given again; the next one is 422.
+    pub tenants: usize,
+    /// Users of a tenant; the next one is 422.
+    pub users_per_tenant: usize,
     /// Subscriptions of a tenant; the next one is 422.
     pub subscriptions_per_tenant: usize,
     /// Topics of a tenant; a consumer whose first connect would make the next one is 503.
@@ -180,7 +262,15 @@ const MIB: usize = 1_024 * KIB;
 
 impl Default for Http {
     fn default() -> Self {
-        Self { addr: SocketAddr::from(([127, 0, 0, 1], 8080)), public_url: None }
+        Self {
+            addr: ListenAddr::At(SocketAddr::from(([127, 0, 0, 1], 8080))),
+            https_addr: ListenAddr::Off,
+            tls_cert: None,
+            tls_key: None,
+            allow_plain: false,
+            public_url: None,
+            cors_origins: None,
+        }
     }
 }
 
@@ -200,6 +290,8 @@ impl Default for Limits {
             children_per_object: 10_000,
             ancestors: 1_000,
             external_ids_per_object: 100,
+            tenants: 100,
+            users_per_tenant: 1_000,
             subscriptions_per_tenant: 10_000,
             topics_per_tenant: 10_000,
             consumers_per_topic: 1_000,

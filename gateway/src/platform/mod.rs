@@ -52,7 +52,7 @@ pub fn id_value(raw: &str, field: &str) -> Result<u64, Invalid> {
 }
 
 /// Reads a raw JSON value as a string of at most [`MAX_NAME_CHARS`].
-fn short_string<'a>(raw: &'a str, field: &str) -> Result<Cow<'a, str>, Invalid> {
+pub(crate) fn short_string<'a>(raw: &'a str, field: &str) -> Result<Cow<'a, str>, Invalid> {
     let text = json::string(raw, field)?;
     if is_too_long(&text) {
         return Err(Invalid::new(field, format!("is longer than {MAX_NAME_CHARS} characters")));

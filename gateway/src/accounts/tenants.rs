@@ -1,0 +1,156 @@
+//! Tenants.
+
+use sqlx::{Row as _, SqlitePool};
+
+use super::{Account, AccountError};
+use crate::auth::DEFAULT_TENANT;
+use crate::json::Invalid;
+use crate::message::Tenant;
+use crate::store::{Statement, StoreError, Value};
+
+/// Length of a tenant's name in characters.
+const NAME_CHARS: std::ops::RangeInclusive<usize> = 2..=32;
+
+/// A tenant that is there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantRow {
+    /// Its name.
+    pub name: Tenant,
+    /// When it was made, ms since the epoch.
+    pub created_ms: i64,
+}
+
+/// The rows of tenants.
+#[derive(Clone, Copy)]
+pub struct Tenants<'a> {
+    /// Where they are read.
+    pub store: &'a SqlitePool,
+    /// `limits.tenants`.
+    pub limit: usize,
+}
+
+impl Tenants<'_> {
+    /// Makes a tenant with its first administrator.
+    ///
+    /// # Errors
+    /// For a name that is not allowed or was given before, and at the limit.
+    pub async fn add(&self, name: &Tenant, admin: &Account, now_ms: i64) -> Result<Vec<Statement>, AccountError> {
+        check_name(name.as_str())?;
+        let known: Option<Option<i64>> = sqlx::query_scalar("SELECT removed FROM tenant WHERE name = ?")
+            .bind(name.as_str())
+            .fetch_optional(self.store)
+            .await?;
+        match known {
+            Some(None) => return Err(AccountError::Taken(format!("Tenant '{name}' exists already."))),
+            Some(Some(_)) => {
+                let message =
+                    format!("Tenant '{name}' was removed, and the name of a removed tenant is not given again.");
+                return Err(AccountError::Taken(message));
+            }
+            None => {}
+        }
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM tenant").fetch_one(self.store).await?;
+        if count.cast_unsigned() >= self.limit as u64 {
+            return Err(AccountError::TooMany {
+                what: "tenants, removed ones included",
+                key: "limits.tenants",
+                limit: self.limit,
+            });
+        }
+        let values = vec![Value::Text(name.to_string()), Value::Int(now_ms)];
+        Ok(vec![Statement { sql: "INSERT INTO tenant(name, created) VALUES (?, ?)", values }, admin.insert()])
+    }
+
+    /// Removes a tenant with its users and subscriptions. What waits in its topics stays for the consumers that have tokens.
+    ///
+    /// # Errors
+    /// When it is not there, or is the gateway's own.
+    pub async fn remove(&self, name: &Tenant, now_ms: i64) -> Result<Vec<Statement>, AccountError> {
+        if name.as_str() == DEFAULT_TENANT {
+            return Err(Invalid::new(
+                "",
+                format!("Tenant '{DEFAULT_TENANT}' is the gateway's own and cannot be removed."),
+            )
+            .into());
+        }
+        self.get(name).await?;
+        let tenant = || Value::Text(name.to_string());
+        Ok(vec![
+            Statement { sql: "DELETE FROM user WHERE tenant = ?", values: vec![tenant()] },
+            Statement { sql: "DELETE FROM subscription WHERE tenant = ?", values: vec![tenant()] },
+            Statement {
+                sql: "UPDATE tenant SET removed = ? WHERE name = ?",
+                values: vec![Value::Int(now_ms), tenant()],
+            },
+        ])
+    }
+
+    /// A tenant that is there.
+    ///
+    /// # Errors
+    /// [`AccountError::Missing`].
+    pub async fn get(&self, name: &Tenant) -> Result<TenantRow, AccountError> {
+        let created: Option<i64> = sqlx::query_scalar("SELECT created FROM tenant WHERE name = ? AND removed IS NULL")
+            .bind(name.as_str())
+            .fetch_optional(self.store)
+            .await?;
+        match created {
+            Some(created_ms) => Ok(TenantRow { name: name.clone(), created_ms }),
+            None => Err(AccountError::Missing("tenant")),
+        }
+    }
+
+    /// At most `count` tenants that are there, by name, after the first `offset`.
+    pub async fn list(&self, offset: u64, count: u64) -> Result<Vec<TenantRow>, StoreError> {
+        let rows = sqlx::query("SELECT name, created FROM tenant WHERE removed IS NULL ORDER BY name LIMIT ? OFFSET ?")
+            .bind(i64::try_from(count).unwrap_or(i64::MAX))
+            .bind(i64::try_from(offset).unwrap_or(i64::MAX))
+            .fetch_all(self.store)
+            .await?;
+        rows.iter()
+            .map(|row| Ok(TenantRow { name: row.try_get::<&str, _>(0)?.into(), created_ms: row.try_get(1)? }))
+            .collect()
+    }
+
+    /// How many are there.
+    pub async fn count(&self) -> Result<u64, StoreError> {
+        let count: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM tenant WHERE removed IS NULL").fetch_one(self.store).await?;
+        Ok(count.cast_unsigned())
+    }
+}
+
+/// Refuses what cannot be the name of a tenant: a small letter, then small letters and digits, as on the platform. `roles` stands
+/// for something else where the users of a tenant are found.
+///
+/// # Errors
+/// Says what a name looks like.
+pub fn check_name(name: &str) -> Result<(), Invalid> {
+    let sound = NAME_CHARS.contains(&name.len())
+        && name.starts_with(|first: char| first.is_ascii_lowercase())
+        && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+        && name != "roles";
+    if sound {
+        return Ok(());
+    }
+    let (min, max) = (NAME_CHARS.start(), NAME_CHARS.end());
+    Err(Invalid::new(
+        "id",
+        format!("must have {min} to {max} small letters and digits, a letter first, and not be 'roles'"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_small_letters_and_digits() {
+        for good in ["edge", "t1", "t07007007", &"a".repeat(32)] {
+            assert_eq!(check_name(good), Ok(()), "{good}");
+        }
+        for bad in ["", "a", "1a", "Plant", "a-b", "a_b", "a/b", "a b", "plänt", "roles", &"a".repeat(33)] {
+            assert!(check_name(bad).is_err(), "{bad}");
+        }
+    }
+}

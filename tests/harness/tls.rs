@@ -1,0 +1,78 @@
+//! A private certificate authority, and connections that trust nobody else.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, RootCertStore};
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::in_time;
+
+/// The authority, with the files of a gateway on 127.0.0.1.
+pub(crate) struct Authority {
+    place: TempDir,
+    issuer: Issuer<'static, KeyPair>,
+    roots: Arc<RootCertStore>,
+}
+
+impl Authority {
+    pub(crate) fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.der().clone()).unwrap();
+        let authority =
+            Self { place: tempfile::tempdir().unwrap(), issuer: Issuer::new(params, key), roots: Arc::new(roots) };
+        fs::write(authority.file("ca.pem"), certificate.pem()).unwrap();
+        authority.issue();
+        authority
+    }
+
+    /// Writes a new certificate and its key into the gateway's files.
+    pub(crate) fn issue(&self) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        fs::write(self.file("cert.pem"), params.signed_by(&key, &self.issuer).unwrap().pem()).unwrap();
+        fs::write(self.file("key.pem"), key.serialize_pem()).unwrap();
+    }
+
+    /// `ca.pem`, `cert.pem` or `key.pem`.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    /// The part `http` of a configuration that serves HTTPS with the files.
+    pub(crate) fn config(&self) -> String {
+        format!(
+            "[http]\nhttps_addr = '127.0.0.1:0'\ntls_cert = '{}'\ntls_key = '{}'\n",
+            self.file("cert.pem").display(),
+            self.file("key.pem").display()
+        )
+    }
+
+    /// A TLS connection to the gateway that offers `protocols`, or why there is none.
+    pub(crate) async fn connect(&self, addr: SocketAddr, protocols: &[&[u8]]) -> std::io::Result<TlsStream<TcpStream>> {
+        let mut config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_root_certificates(self.roots.clone())
+            .with_no_client_auth();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        let name = ServerName::try_from("127.0.0.1").unwrap();
+        in_time("a TLS handshake", async {
+            let socket = TcpStream::connect(addr).await?;
+            TlsConnector::from(Arc::new(config)).connect(name, socket).await
+        })
+        .await
+    }
+}
