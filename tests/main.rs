@@ -12,6 +12,8 @@ mod listen;
 mod measurements;
 mod plugins;
 mod shaping;
+mod shared;
 mod startup;
 mod subscriptions;
 mod tokens;
+mod volatile;

@@ -113,7 +113,7 @@ pub fn router(app: Arc<App>) -> Router {
             "/notification2/subscriptions/{id}",
             route("GET, DELETE", get(subscriptions::get).delete(subscriptions::delete)),
         )
-        .route("/notification2/token", route("POST", post(tokens::create)))
+        .route("/notification2/token", route("GET, POST", get(tokens::get).post(tokens::create)))
         .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
         .route("/notification2/consumer", consumer.clone())
         .route("/notification2/consumer/", consumer)
