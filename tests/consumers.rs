@@ -259,22 +259,70 @@ async fn a_consumer_unsubscribes_in_band() {
     assert_eq!(values(&[anew.next().await]), [3]);
 }
 
-// `decisions` 10: the idle timer is reset by texts and by the client's pings, by nothing else.
+// `decisions` 10 and report 14: the idle timer is reset by texts in either direction and by the client's pings, by nothing else.
 #[tokio::test]
-async fn idle_connections_are_closed_unless_the_client_pings() {
+async fn idle_connections_are_closed_unless_texts_pass_or_the_client_pings() {
     let (gateway, device) = line("[consumer]\nidle_seconds = 1").await;
+    let other = gateway.device("other").await;
+    gateway.subscribe(&forwarded("Busy", &other)).await;
     let mut idle = gateway.consumer("Sub1", "subA").await;
-    let mut alive = gateway.consumer("Sub1", "subB").await;
-    let pinging = async {
-        for _ in 0..12 {
+    let mut pinging = gateway.consumer("Sub1", "subB").await;
+    let mut sending = gateway.consumer("Sub1", "subC").await;
+    let mut receiving = gateway.consumer("Busy", "subA").await;
+    let mut ponging = gateway.consumer("Sub1", "subD").await;
+    let life = async {
+        for value in 1..=12 {
             tokio::time::sleep(Duration::from_millis(250)).await;
-            alive.ping().await;
+            pinging.ping().await;
+            sending.send("garbage").await;
+            ponging.try_pong().await;
+            gateway.measure(&other, "t", value).await;
         }
     };
-    let ((), code) = tokio::join!(pinging, idle.closed());
-    assert_eq!(code, Some(1001));
+    let ((), code) = tokio::join!(life, idle.closed());
+    assert_eq!((code, ponging.closed().await), (Some(1001), Some(1001)));
+    assert_eq!(values(&receiving.take(12).await), (1..=12).collect::<Vec<_>>());
     measure(&gateway, &device, 1..=1).await;
-    assert_eq!(values(&[alive.receive().await]), [1]);
+    assert_eq!(values(&[pinging.receive().await, sending.receive().await]), [1, 1]);
+}
+
+/// Sends 24 MB to the topic.
+async fn fill(gateway: &Gateway, device: &str) {
+    for value in 1..=60 {
+        let mut large = crate::harness::measurement(device, "t", value);
+        large["c8y_Padding"] = json!("x".repeat(400_000));
+        gateway.post_measurement(&large).await.expect(201);
+    }
+}
+
+// "Answer pings promptly even under load, do not queue pongs behind data": a client that has not read for a while finds the answer
+// behind what was on its way, ahead of what waited.
+#[tokio::test]
+async fn pings_are_answered_ahead_of_queued_messages() {
+    let (gateway, device) = line("").await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    fill(&gateway, &device).await;
+    let frames = consumer.frames_until_pong().await;
+    assert!(frames < 40, "{frames} of 60 messages came first");
+    assert_eq!(consumer.take(60 - frames).await.len() + frames, 60);
+}
+
+#[tokio::test]
+async fn a_client_that_pings_and_does_not_read_costs_no_memory() {
+    let (gateway, _) = line("").await;
+    let mut flooding = gateway.consumer("Sub1", "subA").await;
+    let mut other = gateway.consumer("Sub1", "subB").await;
+    other.ping().await;
+    let before = gateway.rss_kib();
+    // 40 MB of answers.
+    for _ in 0..300_000 {
+        if !flooding.try_ping(&[b'x'; 125]).await {
+            break;
+        }
+    }
+    other.ping().await;
+    let grown = gateway.rss_kib().saturating_sub(before);
+    assert!(grown < 10_000, "{grown} KiB");
 }
 
 // Report 5: a consumer's backlog ends with it, and what nobody is waiting for is not stored.

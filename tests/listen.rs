@@ -135,6 +135,33 @@ async fn it_survives_restarts_and_kills_of_the_gateway_and_ends_with_sigterm() {
 }
 
 #[tokio::test]
+async fn it_shares_under_a_name_and_listens_to_a_non_persistent_topic() {
+    let (gateway, device) = subscribed().await;
+    let first = ["--shared", "--consumer", "a b", "--non-persistent"];
+    let mut program = listening(&gateway, "first", &[&first[..], &["--subscribe", "--source", &device]].concat()).await;
+    let list = gateway.get("/notification2/subscriptions").await.expect(200).json();
+    assert_eq!(
+        (&list["subscriptions"][1]["nonPersistent"], &list["subscriptions"][1]["source"]["id"]),
+        (&json!(true), &json!(device))
+    );
+    let second = listen(&gateway, "second", &first);
+    eventually("the name is taken", async || second.stderr().contains("409").then_some(())).await;
+    let mut third = listening(&gateway, "third", &["--shared", "--non-persistent"]).await;
+    gateway.measure(&device, "t", 1).await;
+    eventually("one of them prints it", async || {
+        let lines = program.stdout().lines().count() + third.stdout().lines().count();
+        assert!(lines < 2);
+        (lines == 1).then_some(())
+    })
+    .await;
+    drop(second);
+    for program in [&mut program, &mut third] {
+        program.signal("TERM");
+        assert!(program.wait().await.success());
+    }
+}
+
+#[tokio::test]
 async fn it_waits_for_another_client_to_go_and_says_so_once() {
     let (gateway, device) = subscribed().await;
     let other = gateway.consumer("Sub1", "subA").await;

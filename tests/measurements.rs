@@ -340,7 +340,7 @@ async fn other_methods_are_405_and_name_the_allowed_ones() {
         ("POST", "/inventory/managedObjects/1", "GET, PUT, DELETE"),
         ("PUT", "/notification2/subscriptions", "GET, POST, DELETE"),
         ("PUT", "/notification2/subscriptions/1", "GET, DELETE"),
-        ("GET", "/notification2/token", "POST"),
+        ("PUT", "/notification2/token", "GET, POST"),
         ("GET", "/notification2/unsubscribe", "POST"),
         ("POST", "/notification2/consumer/", "GET"),
     ] {

@@ -72,6 +72,44 @@ async fn a_token_has_the_platforms_claims_in_a_payload_for_every_base64_decoder(
     }
 }
 
+// Trap T3: flags in claims are the string "true" or absent.
+#[tokio::test]
+async fn the_kind_of_consumer_and_topic_is_in_the_claims_as_a_string() {
+    let gateway = Gateway::start().await;
+    for (shared, non_persistent, names) in [
+        (true, false, "sub shared topic jti iat exp"),
+        (false, true, "sub topic volatile jti iat exp"),
+        (true, true, "sub shared topic volatile jti iat exp"),
+    ] {
+        let request = json!({
+            "subscription": "Sub1", "subscriber": "subA", "shared": shared, "nonPersistent": non_persistent,
+        });
+        let token = gateway.token_of(&request).await;
+        let payload = String::from_utf8(URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap();
+        let members: Vec<_> = names.split(' ').map(|name| payload.find(&format!("\"{name}\":")).unwrap()).collect();
+        assert!(members.is_sorted(), "{payload}");
+        let claims = claims(&token);
+        assert_eq!(claims.as_object().unwrap().len(), members.len(), "{claims}");
+        for flag in ["shared", "volatile"] {
+            assert!(claims.get(flag).is_none_or(|value| value == "true"), "{claims}");
+        }
+    }
+}
+
+// `cumulocity` 2.2: the Java client's `verify`.
+#[tokio::test]
+async fn a_valid_token_is_described_by_its_claims() {
+    let gateway = Gateway::start().await;
+    let token = gateway.shared_token("Sub1", "subA").await;
+    let path = |token: &str| format!("{PATH}?token={token}");
+    assert_eq!(gateway.get(&path(&token)).await.expect(200).json(), claims(&token));
+    gateway.get(&path(&token)).anonymous().await.error(401, "");
+    gateway.get(PATH).await.error(422, "token");
+    gateway.get(&path("x")).await.error(401, "malformed");
+    gateway.get(&path(&signed(&[7; 32], now(), now() + 60))).await.error(401, "signature");
+    gateway.get(&path(&mint(&gateway, now() - 120, now() - 60))).await.error(401, "expired");
+}
+
 #[tokio::test]
 async fn what_clients_send_beside_the_names_is_accepted() {
     let gateway = Gateway::start().await;
@@ -96,6 +134,8 @@ async fn what_clients_send_beside_the_names_is_accepted() {
         (json!({"subscription": "Sub1", "subscriber": "subA", "expiresInMinutes": 0}), "expiresInMinutes"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "expiresInMinutes": -5}), "expiresInMinutes"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "type": "mqtt"}), "type"),
+        (json!({"subscription": "Sub1", "subscriber": "subA", "shared": "true"}), "shared"),
+        (json!({"subscription": "Sub1", "subscriber": "subA", "nonPersistent": 1}), "nonPersistent"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "colour": 1}), "colour"),
         (json!([]), ""),
     ] {

@@ -1,8 +1,8 @@
 //! The lower half of the line: from the backlog to frames for one consumer, and from its acknowledgements back.
 //!
 //! ```text
-//! backlog ─▶ Exclusive::wanted (window, order) ─▶ bodies ─▶ frame ─▶ deliver
-//! deliver ─▶ acknowledgement ─▶ Exclusive::settle ─▶ writer (the last reference frees the message)
+//! backlog ─▶ Group::claim (window, share, order) ─▶ bodies ─▶ frame ─▶ deliver
+//! deliver ─▶ acknowledgement ─▶ Group::settle ─▶ writer (the last reference frees the message)
 //! ```
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,6 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
 use crate::backlog::{Attached, Bodies};
-use crate::consumer::{Exclusive, Wanted};
 use crate::message::Message;
 use crate::store::StoreError;
 
@@ -26,10 +25,13 @@ const PAGE_BYTES: usize = 1 << 20;
 
 /// The frame of `message` without what a delivery adds: description line, action line, blank line, `body`.
 ///
+/// A body that is no UTF-8 text goes as Base64 (seed 001, "Notification message header and content").
 /// Line 2 of a frame is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
 #[must_use]
 pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
     let (tenant, source, action) = (message.tenant.as_str(), message.source.as_str(), message.action.as_str());
+    let encoded = std::str::from_utf8(body).is_err().then(|| STANDARD.encode(body));
+    let body = encoded.as_ref().map_or(body, String::as_bytes);
     let mut form = Vec::with_capacity(tenant.len() + kind.len() + source.len() + action.len() + body.len() + 6);
     for part in ["/", tenant, "/", kind, "/", source, "\n", action, "\n\n"] {
         form.extend_from_slice(part.as_bytes());
@@ -95,11 +97,10 @@ pub enum Acknowledged {
     Garbage,
 }
 
-/// The delivery to one connected exclusive consumer.
+/// The delivery to one connection.
 pub struct Delivery {
     /// The hold on the consumer.
     pub attached: Attached,
-    consumer: Exclusive,
     bodies: Bodies,
     epoch: u64,
 }
@@ -107,25 +108,22 @@ pub struct Delivery {
 impl Delivery {
     /// Begins with what the consumer has not acknowledged.
     #[must_use]
-    pub fn new(attached: Attached, bodies: Bodies, window: usize, epochs: &Epochs) -> Self {
-        let consumer = Exclusive::new(&attached.cursor, window);
-        Self { attached, consumer, bodies, epoch: epochs.next() }
+    pub fn new(attached: Attached, bodies: Bodies, epochs: &Epochs) -> Self {
+        Self { attached, bodies, epoch: epochs.next() }
     }
 
     /// The next frames, in order; none while the window is full or nothing waits.
     pub async fn next(&mut self) -> Result<Vec<String>, StoreError> {
-        let ids = match self.consumer.wanted(PAGE_MESSAGES) {
-            Wanted::Nothing => return Ok(Vec::new()),
-            Wanted::Again(ids) => ids,
-            Wanted::From { from, most } => self.attached.topic.ids_from(from, most, PAGE_BYTES),
-        };
-        let stored = self.bodies.read(&ids).await?;
-        let mut frames = Vec::with_capacity(stored.len());
-        for (id, body) in stored {
-            self.consumer.claim(id);
-            frames.push(frame(self.epoch, id, &String::from_utf8_lossy(&body)));
+        loop {
+            let ids = self.attached.claim(PAGE_MESSAGES, PAGE_BYTES);
+            let stored = self.attached.read(&ids, &self.bodies).await?;
+            if stored.is_empty() && !ids.is_empty() {
+                // All of them were given up meanwhile; what follows may be there.
+                continue;
+            }
+            let frame = |(id, body): (u64, Bytes)| frame(self.epoch, id, &String::from_utf8_lossy(&body));
+            return Ok(stored.into_iter().map(frame).collect());
         }
-        Ok(frames)
     }
 
     /// Takes a text from the consumer. Each acknowledgement stands for one message (seed 001).
@@ -134,7 +132,7 @@ impl Delivery {
         let Ok(16) = STANDARD.decode_slice(text, &mut bytes) else { return Acknowledged::Garbage };
         let epoch = u64::from_be_bytes(bytes[..8].try_into().expect("invariant: 8 bytes"));
         let id = u64::from_be_bytes(bytes[8..16].try_into().expect("invariant: 8 bytes"));
-        if epoch == self.epoch && self.consumer.settle(id) { Acknowledged::Message(id) } else { Acknowledged::Unknown }
+        if epoch == self.epoch && self.attached.settle(id) { Acknowledged::Message(id) } else { Acknowledged::Unknown }
     }
 }
 
@@ -163,5 +161,12 @@ mod tests {
             "AAAAAAAAAAH//////////w==\n/edge/measurements/1001\nCREATE\nmessage-id:18446744073709551615\n\n{}"
         );
         assert_eq!(frame.len(), stored.len() + HEADER_BYTES);
+
+        // Seed 001: "If the notification is binary data or includes binary data then it will be Base64-encoded."
+        for (body, expected) in [("{\"a\":\"ä\"}".as_bytes(), "{\"a\":\"ä\"}"), (b"{\"a\":\"\xff\"}", "eyJhIjoi/yJ9")]
+        {
+            let stored = stored_form(&message, "measurements", body);
+            assert_eq!(std::str::from_utf8(&stored).unwrap().split_once("\n\n").unwrap().1, expected);
+        }
     }
 }

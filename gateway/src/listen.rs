@@ -47,6 +47,15 @@ pub struct ListenArgs {
     /// Name of this consumer, under which the gateway keeps what it has not acknowledged yet
     #[arg(long, value_name = "NAME")]
     pub subscriber: String,
+    /// Share the messages, by their source, with other clients that listen as this consumer
+    #[arg(long)]
+    pub shared: bool,
+    /// With --shared: the name of this client, which keeps its sources when it comes back under the same one
+    #[arg(long, value_name = "NAME", requires = "shared")]
+    pub consumer: Option<String>,
+    /// Listen to the non-persistent topic of that name, which keeps nothing for those who are not connected
+    #[arg(long)]
+    pub non_persistent: bool,
     /// Create the subscription first; one that exists already stays as it is
     #[arg(long)]
     pub subscribe: bool,
@@ -192,7 +201,10 @@ impl Listener {
             self.args.subscribe = false;
         }
         let token = self.token().await?;
-        let path = with_token("/notification2/consumer/", &token);
+        let mut path = with_parameter("/notification2/consumer/?", "token", &token);
+        if let Some(name) = &self.args.consumer {
+            path = with_parameter(&format!("{path}&"), "consumer", name);
+        }
         let limits = WebSocketConfig::default().max_message_size(Some(FRAME_BYTES)).max_frame_size(Some(FRAME_BYTES));
         match timeout(TIMEOUT, self.client.websocket(&path, limits)).await {
             Ok(connected) => Ok(connected?),
@@ -212,7 +224,10 @@ impl Listener {
     }
 
     async fn token(&self) -> Result<String, Setback> {
-        let request = json!({"subscription": self.args.subscription, "subscriber": self.args.subscriber});
+        let ListenArgs { subscription, subscriber, shared, non_persistent, .. } = &self.args;
+        let request = json!({
+            "subscription": subscription, "subscriber": subscriber, "shared": shared, "nonPersistent": non_persistent,
+        });
         let answer = self.client.post("/notification2/token", &request).await?;
         let token = answer.get("token").and_then(Value::as_str);
         Ok(token.context("the gateway's answer to a token request holds no token").map_err(Setback::Final)?.to_owned())
@@ -224,7 +239,7 @@ impl Listener {
             Err(Setback::Final(error)) => return Err(error),
             Err(Setback::Passing(reason)) => anyhow::bail!("not unsubscribed: {reason}"),
         };
-        self.client.post(&with_token("/notification2/unsubscribe", &token), &json!({})).await?;
+        self.client.post(&with_parameter("/notification2/unsubscribe?", "token", &token), &json!({})).await?;
         Ok(())
     }
 
@@ -320,6 +335,9 @@ impl<'a> Frame<'a> {
 /// The subscription that `--subscribe` creates.
 fn subscription(args: &ListenArgs) -> Value {
     let mut subscription = json!({"context": "tenant", "subscription": args.subscription});
+    if args.non_persistent {
+        subscription["nonPersistent"] = json!(true);
+    }
     if let Some(source) = &args.source {
         subscription["context"] = json!("mo");
         subscription["source"] = json!({"id": source});
@@ -336,9 +354,9 @@ fn subscription(args: &ListenArgs) -> Value {
     subscription
 }
 
-fn with_token(path: &str, token: &str) -> String {
-    let token: String = form_urlencoded::byte_serialize(token.as_bytes()).collect();
-    format!("{path}?token={token}")
+fn with_parameter(path: &str, name: &str, value: &str) -> String {
+    let value: String = form_urlencoded::byte_serialize(value.as_bytes()).collect();
+    format!("{path}{name}={value}")
 }
 
 /// How long to wait after `failures` fruitless attempts: the doc'd curve, shortened by up to a half by `random`, so that
@@ -438,6 +456,10 @@ mod tests {
     #[test]
     fn subscribe_makes_a_tenant_subscription_or_with_a_source_one_of_an_object() {
         assert_eq!(subscription(&args("--subscribe").unwrap()), json!({"context": "tenant", "subscription": "Sub1"}));
+        assert_eq!(
+            subscription(&args("--subscribe --non-persistent").unwrap()),
+            json!({"context": "tenant", "subscription": "Sub1", "nonPersistent": true})
+        );
         let all =
             args("--subscribe --source 1001 --apis measurements,managedobjects --type-filter c8y_T --fragments a,b");
         assert_eq!(
@@ -455,6 +477,8 @@ mod tests {
         for flags in ["--source 1", "--apis measurements", "--type-filter x", "--fragments a"] {
             assert!(args(flags).is_err(), "{flags}");
         }
+        assert!(args("--consumer a").is_err(), "a name is for those who share");
+        assert_eq!(args("--shared --consumer a").unwrap().consumer.as_deref(), Some("a"));
         assert_eq!(args("--count 3").unwrap().count, Some(3));
     }
 
@@ -478,8 +502,8 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_encoded_for_the_query() {
-        assert_eq!(with_token("/x", "a.b-c_d"), "/x?token=a.b-c_d");
-        assert_eq!(with_token("/x", "a+b&c"), "/x?token=a%2Bb%26c");
+    fn parameters_are_encoded_for_the_query() {
+        assert_eq!(with_parameter("/x?", "token", "a.b-c_d"), "/x?token=a.b-c_d");
+        assert_eq!(with_parameter("/x?", "consumer", "a+b&c d"), "/x?consumer=a%2Bb%26c+d");
     }
 }

@@ -14,12 +14,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
 use crate::backlog::{Record, Topics};
-use crate::dispatch;
 use crate::message::{Message, Tenant};
 use crate::platform::{Sources, TooMany, parse_id};
 use crate::plugin::{Fault, Instance, Plugins};
 use crate::subscription::{Index, Route};
 use crate::writer::{Answer, Change, Refused, Writer};
+use crate::{consumer, dispatch};
 
 /// Messages that a turn takes before it stops collecting; also what one call of a plugin gets at most.
 const TURN_MESSAGES: usize = 256;
@@ -299,7 +299,7 @@ impl Line {
         if bytes > limit {
             return Err(Refused::FrameTooLarge { topic: topic.name.to_string(), bytes, limit });
         }
-        Ok(Some(Record { topic, body }))
+        Ok(Some(Record { topic, slot: consumer::slot(&message.source), body }))
     }
 }
 

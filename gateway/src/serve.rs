@@ -17,9 +17,10 @@ use crate::accounts::Account;
 use crate::api::{self, ADMIN, App};
 use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KeyKind, Roles, SigningKey, UserRow, Users};
 use crate::auth::{generate_password, hash_password};
-use crate::backlog::Ledger;
+use crate::backlog::{BacklogLimits, Ledger};
 use crate::clock::Clock;
 use crate::config::{self, Config, ListenAddr};
+use crate::consumer::GroupLimits;
 use crate::dispatch::Epochs;
 use crate::http::{ConnectionLimits, Http};
 use crate::ids::ObjectIds;
@@ -235,11 +236,15 @@ async fn build(
     let Store { writer: mut writing, readers } = Store::open(data, config.store.max_bytes)
         .await
         .with_context(|| format!("the database in {} could not be opened", data.display()))?;
-    let tail_bytes = config.backlog.tail_bytes;
-    let ledger = Ledger::load(&mut writing, readers.clone(), config.backlog.quota_bytes, tail_bytes).await?;
+    let crate::config::Backlog { quota_bytes, tail_bytes, volatile_bytes } = config.backlog;
+    let backlog_limits = BacklogLimits { quota_bytes, tail_bytes, volatile_bytes };
+    let ledger = Ledger::load(&mut writing, readers.clone(), backlog_limits).await?;
     let (topics, bodies) = (ledger.topics(), ledger.bodies());
-    let consumer_limits =
-        ConsumerLimits { topics: config.limits.topics_per_tenant, consumers: config.limits.consumers_per_topic };
+    let consumer_limits = ConsumerLimits {
+        topics: config.limits.topics_per_tenant,
+        consumers: config.limits.consumers_per_topic,
+        group: GroupLimits { window: config.consumer.window, members: config.limits.clients_per_consumer },
+    };
     let (writer, writing) = Writer::spawn(writing, ledger, clock.clone(), consumer_limits);
     let sources = Arc::new(inventory::load(&readers).await?);
     let ids = ObjectIds::load(&readers).await?;

@@ -108,6 +108,33 @@ impl Consumer {
         .await;
     }
 
+    /// Pings, reads nothing for a while, and then counts the notifications that come before the answer.
+    pub(crate) async fn frames_until_pong(&mut self) -> usize {
+        self.send_message(Message::Ping("?".into())).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        in_time("a pong", async {
+            let mut frames = 0;
+            loop {
+                match self.socket.next().await.expect("the connection ended").unwrap() {
+                    Message::Pong(_) => return frames,
+                    Message::Text(_) => frames += 1,
+                    other => panic!("{other:?}"),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Pings without reading, or caring whether the gateway is still there; `true` when the bytes left.
+    pub(crate) async fn try_ping(&mut self, payload: &[u8]) -> bool {
+        self.socket.send(Message::Ping(payload.to_vec().into())).await.is_ok()
+    }
+
+    /// A pong that nobody asked for.
+    pub(crate) async fn try_pong(&mut self) {
+        let _ = self.socket.send(Message::Pong("?".into())).await;
+    }
+
     async fn send_message(&mut self, message: Message) {
         in_time("sending to the gateway", self.socket.send(message)).await.expect("the connection ended");
     }

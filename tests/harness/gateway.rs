@@ -246,8 +246,16 @@ impl Gateway {
     }
 
     pub(crate) async fn token(&self, topic: &str, subscriber: &str) -> String {
-        let request = json!({"subscription": topic, "subscriber": subscriber});
-        let answer = self.post("/notification2/token", &request).await.expect(200);
+        self.token_of(&json!({"subscription": topic, "subscriber": subscriber})).await
+    }
+
+    /// A token of a shared consumer.
+    pub(crate) async fn shared_token(&self, topic: &str, subscriber: &str) -> String {
+        self.token_of(&json!({"subscription": topic, "subscriber": subscriber, "shared": true})).await
+    }
+
+    pub(crate) async fn token_of(&self, request: &Value) -> String {
+        let answer = self.post("/notification2/token", request).await.expect(200);
         answer.json()["token"].as_str().unwrap().to_owned()
     }
 
@@ -277,6 +285,11 @@ impl Gateway {
     /// Connects with this token, or returns the status of the refusal.
     pub(crate) async fn consumer_with(&self, token: &str) -> Result<Consumer, u16> {
         Consumer::connect(&format!("ws://{}/notification2/consumer/?token={token}", self.addr)).await
+    }
+
+    /// Connects under a name, as one of those who share the token's consumer; or returns the status of the refusal.
+    pub(crate) async fn member(&self, token: &str, name: &str) -> Result<Consumer, u16> {
+        self.consumer_with(&format!("{token}&consumer={name}")).await
     }
 
     // --- metrics ---

@@ -8,33 +8,42 @@ use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
-use hyper::{HeaderMap, StatusCode};
+use hyper::{HeaderMap, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-use super::{ApiError, AppState, tokens};
+use super::{ApiError, AppState, query, tokens};
+use crate::auth::random;
+use crate::backlog::Connecting;
+use crate::consumer::Kind;
 use crate::deliver::websocket::{self, Conditions};
 use crate::dispatch::Delivery;
+
+/// Longest `consumer` name, in characters.
+const NAME_CHARS: usize = 255;
 
 /// GET with an upgrade. Who may not connect is refused here, with a status, before there is a WebSocket.
 pub(super) async fn connect(State(app): AppState, mut request: Request) -> Result<Response, ApiError> {
     let claims = tokens::verify(&app, request.uri())?;
-    if claims.shared || claims.non_persistent {
-        return Err(ApiError::unprocessable("Shared and non-persistent consumers are not supported yet."));
-    }
+    let who = Connecting {
+        topic: tokens::topic(&claims),
+        consumer: claims.subscriber.as_str().into(),
+        kind: if claims.shared { Kind::Shared } else { Kind::Exclusive },
+        member: member_name(request.uri())?,
+    };
     let accept = accept_key(request.headers())?;
-    let attached = app.writer.attach(tokens::topic(&claims), &claims.subscriber).await?;
-    let settings = &app.config.consumer;
-    let delivery = Delivery::new(attached, app.bodies.clone(), settings.window, &app.epochs);
-    let conditions = Conditions { idle: Duration::from_secs(settings.idle_seconds), stopping: app.stopping.clone() };
-    let writer = app.writer.clone();
+    let attached = app.writer.attach(who).await?;
+    let delivery = Delivery::new(attached, app.bodies.clone(), &app.epochs);
+    let idle = Duration::from_secs(app.config.consumer.idle_seconds);
+    let conditions = Conditions { idle, stopping: app.stopping.clone() };
+    let (writer, frame_bytes) = (app.writer.clone(), app.config.limits.frame_bytes);
     let upgrade = hyper::upgrade::on(&mut request);
     app.consumers.spawn(async move {
         // A peer that is gone by now gives its place back.
         let Ok(upgraded) = upgrade.await else { return };
-        let config = Some(websocket::config());
+        let config = Some(websocket::config(frame_bytes));
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, config).await;
         websocket::serve(socket, delivery, writer, conditions).await;
     });
@@ -45,6 +54,24 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
         .header(SEC_WEBSOCKET_ACCEPT, accept)
         .body(Body::empty())
         .map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "general/badRequest", "The upgrade cannot be answered."))
+}
+
+/// The `consumer` parameter: a name that makes sources stick to this client of a shared consumer (seed 000, "Shared consumer
+/// tokens"). Without it, a name that nobody else has.
+fn member_name(uri: &Uri) -> Result<Box<str>, ApiError> {
+    let query = query(uri);
+    let Some((_, name)) = query.iter().find(|(key, _)| key == "consumer") else {
+        return Ok(format!("{:032x}", u128::from_be_bytes(random())).into());
+    };
+    if name.trim().is_empty() {
+        Err(ApiError::bad_request("consumer: must not be blank"))
+    } else if name.chars().count() > NAME_CHARS {
+        Err(ApiError::bad_request("consumer: must have at most 255 characters"))
+    } else if name.chars().any(char::is_control) {
+        Err(ApiError::bad_request("consumer: must not hold control characters"))
+    } else {
+        Ok((&**name).into())
+    }
 }
 
 /// Checks the handshake of RFC 6455 and answers its key.

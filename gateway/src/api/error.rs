@@ -7,6 +7,7 @@ use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 
 use crate::auth::{AuthError, TokenError};
+use crate::consumer::Busy;
 use crate::json::Invalid;
 use crate::platform::list::ListError;
 use crate::platform::search::SearchError;
@@ -133,8 +134,10 @@ impl From<Refused> for ApiError {
 impl From<AttachError> for ApiError {
     fn from(error: AttachError) -> Self {
         match error {
-            AttachError::Busy => Self::new(StatusCode::CONFLICT, "reliable-notification/Conflict", error.to_string()),
-            AttachError::TooMany(_) => Self::unavailable(error.to_string()),
+            AttachError::Busy(Busy::Full) | AttachError::TooMany(_) => Self::unavailable(error.to_string()),
+            AttachError::Busy(_) => {
+                Self::new(StatusCode::CONFLICT, "reliable-notification/Conflict", error.to_string())
+            }
             AttachError::Refused(refused) => refused.into(),
         }
     }

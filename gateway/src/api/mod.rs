@@ -132,7 +132,7 @@ pub fn router(app: Arc<App>) -> Router {
             route("GET, POST, DELETE", get(events::list).post(events::create).delete(events::delete_all)),
         )
         .route("/notification2", route("GET", get(subscriptions::resource)))
-        .route("/notification2/token", route("POST", post(tokens::create)))
+        .route("/notification2/token", route("GET, POST", get(tokens::get).post(tokens::create)))
         .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
         .route("/notification2/consumer", consumer.clone())
         .route("/notification2/consumer/", consumer)

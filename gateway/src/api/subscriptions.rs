@@ -196,7 +196,12 @@ async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -
         }
         None => None,
     };
-    let topic = Arc::new(TopicKey { tenant: tenant.clone(), name: subscription.subscription.as_str().into() });
+    let topic = TopicKey {
+        tenant: tenant.clone(),
+        name: subscription.subscription.as_str().into(),
+        non_persistent: subscription.non_persistent,
+    };
+    let topic = Arc::new(topic);
     Ok(Route { subscription, topic, filter, transform })
 }
 

@@ -45,8 +45,13 @@ fn read(wanted: &Members<'_>, tenant: &Tenant) -> Result<(ConsumerClaims, u64), 
         check_name(field, &name).map(|()| name.into_owned())
     };
     let flag = |field: &str| wanted.get(field).map_or(Ok(false), |raw| json::boolean(raw, field));
-    let subscription = name("subscription")?;
-    let subscriber = name("subscriber")?;
+    let claims = ConsumerClaims {
+        tenant: tenant.clone(),
+        subscription: name("subscription")?,
+        subscriber: name("subscriber")?,
+        shared: flag("shared")?,
+        non_persistent: flag("nonPersistent")?,
+    };
     let minutes = match wanted.get("expiresInMinutes") {
         None => DEFAULT_MINUTES,
         Some(raw) => raw
@@ -58,14 +63,16 @@ fn read(wanted: &Members<'_>, tenant: &Tenant) -> Result<(ConsumerClaims, u64), 
     if wanted.get("type").is_some_and(|kind| kind != "\"notification\"") {
         return Err(Invalid::new("type", "must be 'notification'"));
     }
-    if flag("shared")? {
-        return Err(Invalid::new("shared", "shared consumers are not supported yet"));
-    }
-    if flag("nonPersistent")? {
-        return Err(Invalid::new("nonPersistent", "non-persistent topics are not supported yet"));
-    }
-    let tenant = tenant.clone();
-    Ok((ConsumerClaims { tenant, subscriber, subscription, shared: false, non_persistent: false }, minutes))
+    Ok((claims, minutes))
+}
+
+/// GET of `/notification2/token?token=…`: the claims of a token that is valid, as the Java client asks for them.
+pub(super) async fn get(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
+    caller.require(Role::Notification2Admin)?;
+    let query = query(&uri);
+    let token = parameter(&query, "token").ok_or_else(|| ApiError::unprocessable("token: is missing"))?;
+    let claims = app.tokens.describe(token, app.clock.now_ms())?;
+    Ok(([(CONTENT_TYPE, "application/json")], claims).into_response())
 }
 
 /// POST of `/notification2/unsubscribe?token=…`. The token is the credential, even an expired one.
@@ -111,5 +118,6 @@ pub(super) fn verify(app: &App, uri: &Uri) -> Result<ConsumerClaims, Unverified>
 
 /// The topic that a token is for.
 pub(super) fn topic(claims: &ConsumerClaims) -> Arc<TopicKey> {
-    Arc::new(TopicKey { tenant: claims.tenant.clone(), name: claims.subscription.as_str().into() })
+    let ConsumerClaims { tenant, subscription, non_persistent, .. } = claims;
+    Arc::new(TopicKey { tenant: tenant.clone(), name: subscription.as_str().into(), non_persistent: *non_persistent })
 }

@@ -90,7 +90,7 @@ impl AuthError {
 }
 
 /// Bytes that nobody can guess.
-fn random<const N: usize>() -> [u8; N] {
+pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     aws_lc_rs::rand::fill(&mut bytes).expect("invariant: the system's random source does not fail");
     bytes

@@ -135,10 +135,23 @@ impl ConsumerTokens {
     /// # Errors
     /// [`TokenError`]; [`TokenError::Expired`] carries the claims of a genuine token.
     pub fn verify(&self, token: &str, now_ms: i64) -> Result<ConsumerClaims, TokenError> {
+        self.open_valid(token, now_ms).map(|(_, claims)| claims)
+    }
+
+    /// The claims of such a token as JSON, as they stand in it.
+    ///
+    /// # Errors
+    /// As [`ConsumerTokens::verify`].
+    pub fn describe(&self, token: &str, now_ms: i64) -> Result<String, TokenError> {
+        let (payload, _) = self.open_valid(token, now_ms)?;
+        Ok(serde_json::to_string(&payload).expect("invariant: texts and numbers serialize"))
+    }
+
+    fn open_valid(&self, token: &str, now_ms: i64) -> Result<(Payload, ConsumerClaims), TokenError> {
         let payload = self.open(token)?;
         let claims = payload.claims()?;
         if now_ms.div_euclid(1_000) < payload.exp {
-            Ok(claims)
+            Ok((payload, claims))
         } else {
             Err(TokenError::Expired { claims, expired_at: payload.exp })
         }

@@ -7,12 +7,14 @@ use bytes::Bytes;
 use sqlx::Row as _;
 
 use super::topic::{Consumer, Entry, Topic, TopicKey, Topics};
-use super::{Attached, Bodies, Record};
-use crate::consumer::Cursor;
+use super::{Attached, Bodies, Connecting, Record};
+use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
 use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
 
 /// Messages that one transaction deletes when a consumer's backlog is given up.
 const GARBAGE_PER_COMMIT: usize = 1000;
+/// A non-persistent topic's ids are the time in ms and these bits: more messages than a commit takes fit into a millisecond.
+const VOLATILE_ID_BITS: u32 = 20;
 /// Messages per query of the start-up scan.
 const SCAN_PAGE: i64 = 20_000;
 
@@ -20,10 +22,24 @@ const SCAN_PAGE: i64 = 20_000;
 pub struct Ledger {
     topics: Topics,
     bodies: Bodies,
-    quota_bytes: u64,
+    limits: BacklogLimits,
     next_id: u64,
+    /// The next message id of non-persistent topics. They begin with the time, since nothing is written down that they could
+    /// go on from.
+    next_volatile_id: u64,
     /// Messages that lost their last reference outside a batch.
     garbage: Vec<u64>,
+}
+
+/// Bounds on what waits.
+#[derive(Clone, Copy, Debug)]
+pub struct BacklogLimits {
+    /// Stored bytes of a topic.
+    pub quota_bytes: u64,
+    /// Bytes of the newest bodies, of all topics together, that are in memory.
+    pub tail_bytes: usize,
+    /// Bytes of a non-persistent topic.
+    pub volatile_bytes: u64,
 }
 
 /// Why a request's messages were not appended.
@@ -47,6 +63,8 @@ pub struct Staged {
     /// The rows.
     pub transaction: Transaction,
     appended: Vec<Appended>,
+    /// For non-persistent topics.
+    passing: Vec<(Arc<Topic>, Record)>,
     settled: Vec<Settled>,
     /// Bytes appended, by the topic's row id.
     bytes: HashMap<i64, u64>,
@@ -55,6 +73,7 @@ pub struct Staged {
 struct Appended {
     topic: Arc<Topic>,
     id: u64,
+    slot: Slot,
     body: Bytes,
 }
 
@@ -70,8 +89,7 @@ impl Ledger {
     pub async fn load(
         writing: &mut Writing,
         readers: sqlx::SqlitePool,
-        quota_bytes: u64,
-        tail_bytes: usize,
+        limits: BacklogLimits,
     ) -> Result<Self, StoreError> {
         let topics = Topics::default();
         let by_row = load_topics(writing, &topics).await?;
@@ -81,7 +99,8 @@ impl Ledger {
         let floor: i64 =
             sqlx::query_scalar("SELECT v FROM meta WHERE k = 'message_id'").fetch_one(writing.connection()).await?;
         let next_id = highest.max(floor.cast_unsigned());
-        Ok(Self { bodies: Bodies::new(readers, tail_bytes, next_id), topics, quota_bytes, next_id, garbage })
+        let bodies = Bodies::new(readers, limits.tail_bytes, next_id);
+        Ok(Self { bodies, topics, limits, next_id, next_volatile_id: 0, garbage })
     }
 
     /// The topics, for rooms that only look.
@@ -98,6 +117,7 @@ impl Ledger {
 
     /// An empty batch at time `now_ms`, with a slice of the garbage.
     pub fn stage(&mut self, now_ms: i64) -> Staged {
+        self.next_volatile_id = self.next_volatile_id.max(now_ms.cast_unsigned() << VOLATILE_ID_BITS);
         let from = self.garbage.len().saturating_sub(GARBAGE_PER_COMMIT);
         let freed = self.garbage.split_off(from);
         Staged { transaction: Transaction { now_ms, freed, ..Transaction::default() }, ..Staged::default() }
@@ -111,30 +131,32 @@ impl Ledger {
 
     /// Stages all of a request's records, or none of them if one topic has no room.
     ///
-    /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle").
+    /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle"). Non-persistent
+    /// topics always have room.
     pub fn append(&self, staged: &mut Staged, records: Vec<Record>) -> Result<(), Rejected> {
-        let wanted: Vec<(Arc<Topic>, Record)> =
-            records.into_iter().filter_map(|record| Some((self.topics.get(&record.topic)?, record))).collect();
+        let wanted = records.into_iter().filter_map(|record| Some((self.topics.get(&record.topic)?, record)));
+        let (passing, wanted): (Vec<_>, Vec<_>) = wanted.partition(|(topic, _)| topic.key().non_persistent);
         for (index, (topic, record)) in wanted.iter().enumerate() {
             let len = record.body.len() as u64;
             let staged_bytes = staged.bytes.entry(topic.id).or_default();
             let used = topic.log().bytes + *staged_bytes;
-            if used + len > self.quota_bytes {
+            if used + len > self.limits.quota_bytes {
                 for (topic, record) in &wanted[..index] {
                     *staged.bytes.entry(topic.id).or_default() -= record.body.len() as u64;
                 }
                 return Err(Rejected::QuotaFull {
                     topic: record.topic.name.to_string(),
                     used,
-                    quota: self.quota_bytes,
+                    quota: self.limits.quota_bytes,
                 });
             }
             *staged_bytes += len;
         }
-        for (topic, record) in wanted {
+        staged.passing.extend(passing);
+        for (topic, Record { slot, body, .. }) in wanted {
             let id = self.next_id + staged.appended.len() as u64;
-            staged.transaction.messages.push(MessageRow { id, topic: topic.id, body: record.body.clone() });
-            staged.appended.push(Appended { topic, id, body: record.body });
+            staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone() });
+            staged.appended.push(Appended { topic, id, slot, body });
         }
         Ok(())
     }
@@ -181,12 +203,12 @@ impl Ledger {
         self.next_id += staged.appended.len() as u64;
         self.bodies.push(staged.appended.iter().map(|appended| (appended.id, appended.body.clone())));
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
-        for Appended { topic, id, body } in staged.appended {
+        for Appended { topic, id, slot, body } in staged.appended {
             let mut log = topic.log();
             let refs = u16::try_from(log.consumers.len()).unwrap_or(u16::MAX);
             let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
             log.bytes += u64::from(len);
-            log.entries.push_back(Entry { id, refs, len });
+            log.entries.push_back(Entry { id, len, refs, slot });
             drop(log);
             match woken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &topic)) {
                 Some((_, newest)) => *newest = id,
@@ -205,6 +227,10 @@ impl Ledger {
         for (topic, newest) in woken {
             topic.announce(newest);
         }
+        for (topic, Record { slot, body, .. }) in staged.passing {
+            topic.push_volatile(self.next_volatile_id, slot, body, self.limits.volatile_bytes);
+            self.next_volatile_id += 1;
+        }
     }
 
     /// The batch failed: nothing has changed.
@@ -216,12 +242,8 @@ impl Ledger {
 
     /// Attaches to an existing consumer. `None`: it does not exist, see [`Ledger::create_consumer`].
     #[must_use]
-    pub fn attach(&self, key: &TopicKey, consumer: &str) -> Option<Result<Attached, Busy>> {
-        let topic = self.topics.get(key)?;
-        if !topic.log().consumers.contains_key(consumer) {
-            return None;
-        }
-        Some(topic.attach(consumer).ok_or(Busy))
+    pub fn attach(&self, who: &Connecting, limits: GroupLimits) -> Option<Result<Attached, Busy>> {
+        self.topics.get(&who.topic)?.attach(who, limits, &self.topics)
     }
 
     /// Creates a consumer, and its topic if need be, that is owed every message from now on (seed 000: a consumer
@@ -233,6 +255,10 @@ impl Ledger {
         name: &str,
         now_ms: i64,
     ) -> Result<(), StoreError> {
+        if key.non_persistent {
+            self.topics.add_volatile(key, name, self.next_volatile_id);
+            return Ok(());
+        }
         let next_id = self.next_id.cast_signed();
         let text = |text: &str| Value::Text(text.to_owned());
         let topic_values = vec![text(key.tenant.as_str()), text(&key.name)];
@@ -274,6 +300,9 @@ impl Ledger {
         key: &TopicKey,
         name: &str,
     ) -> Result<bool, StoreError> {
+        if key.non_persistent {
+            return Ok(self.topics.remove_volatile(key, name));
+        }
         let Some(topic) = self.topics.get(key) else { return Ok(false) };
         let Some((row, last)) = ({
             let log = topic.log();
@@ -304,10 +333,6 @@ impl Ledger {
     }
 }
 
-/// Another connection holds the consumer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Busy;
-
 /// Ids below `next_id` may have no row left that shows they were used.
 fn floor(next_id: u64) -> Statement {
     Statement { sql: "UPDATE meta SET v = ? WHERE k = 'message_id'", values: vec![Value::Int(next_id.cast_signed())] }
@@ -317,7 +342,8 @@ async fn load_topics(writing: &mut Writing, topics: &Topics) -> Result<HashMap<i
     let rows = sqlx::query("SELECT id, tenant, name FROM topic").fetch_all(writing.connection()).await?;
     let mut by_row = HashMap::new();
     for row in rows {
-        let key = TopicKey { tenant: row.try_get::<&str, _>(1)?.into(), name: row.try_get::<&str, _>(2)?.into() };
+        let (tenant, name) = (row.try_get::<&str, _>(1)?.into(), row.try_get::<&str, _>(2)?.into());
+        let key = TopicKey { tenant, name, non_persistent: false };
         let topic = Arc::new(Topic::new(row.try_get(0)?, Arc::new(key)));
         by_row.insert(topic.id, topic.clone());
         topics.insert(topic);
@@ -352,20 +378,20 @@ async fn load_messages(
 ) -> Result<u64, StoreError> {
     let mut last = 0u64;
     loop {
-        let (page, topics_and_lengths): (Option<String>, Option<String>) = sqlx::query_as(
-            "SELECT group_concat(id, ' '), group_concat((topic << 24) | length(body), ' ')
-             FROM (SELECT id, topic, body FROM msg WHERE id > ? ORDER BY id LIMIT ?)",
+        let (ids, rows, packed): (Option<String>, Option<String>, Option<String>) = sqlx::query_as(
+            "SELECT group_concat(id, ' '), group_concat(topic, ' '), group_concat((length(body) << 16) | slot, ' ')
+             FROM (SELECT id, topic, slot, body FROM msg WHERE id > ? ORDER BY id LIMIT ?)",
         )
         .bind(last.cast_signed())
         .bind(SCAN_PAGE)
         .fetch_one(writing.connection())
         .await?;
-        let (Some(page), Some(topics_and_lengths)) = (page, topics_and_lengths) else { return Ok(last + 1) };
+        let (Some(ids), Some(rows), Some(packed)) = (ids, rows, packed) else { return Ok(last + 1) };
         let numbers = |text: &str| text.split(' ').filter_map(|n| n.parse::<u64>().ok()).collect::<Vec<_>>();
-        for (id, packed) in numbers(&page).into_iter().zip(numbers(&topics_and_lengths)) {
+        for ((id, row), packed) in numbers(&ids).into_iter().zip(numbers(&rows)).zip(numbers(&packed)) {
             last = id;
-            let len = u32::try_from(packed & 0xff_ffff).unwrap_or(u32::MAX);
-            let Some(topic) = topics.get(&(packed >> 24).cast_signed()) else {
+            let (len, slot) = (u32::try_from(packed >> 16).unwrap_or(u32::MAX), (packed & 0xffff) as Slot);
+            let Some(topic) = topics.get(&row.cast_signed()) else {
                 garbage.push(id);
                 continue;
             };
@@ -375,7 +401,7 @@ async fn load_messages(
                 garbage.push(id);
             } else {
                 log.bytes += u64::from(len);
-                log.entries.push_back(Entry { id, refs: u16::try_from(refs).unwrap_or(u16::MAX), len });
+                log.entries.push_back(Entry { id, len, refs: u16::try_from(refs).unwrap_or(u16::MAX), slot });
             }
         }
     }

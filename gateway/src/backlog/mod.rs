@@ -2,25 +2,30 @@
 //!
 //! In: records and acknowledgements, by way of the [`crate::writer`]. Out: receipts; pages of messages for a consumer.
 //! A message is stored once for all consumers of its topic, and only while one that has ever connected needs it.
-//! Memory holds the list of ids (16 bytes a message) and the newest bodies; the disk holds all bodies.
+//! Memory holds the list of ids (16 bytes a message) and the newest bodies; the disk holds all bodies. A non-persistent topic
+//! is in memory alone, and exists while somebody is connected.
 
 mod bodies;
 mod ledger;
 mod topic;
 
 pub use bodies::Bodies;
-pub use ledger::{Busy, Ledger, Rejected, Staged};
-pub use topic::{Attached, Kicked, Topic, TopicKey, Topics};
+pub use ledger::{BacklogLimits, Ledger, Rejected, Staged};
+pub use topic::{Attached, Connecting, Topic, TopicKey, Topics};
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+
+use crate::consumer::Slot;
 
 /// One message on its way into one topic.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// Where it goes.
     pub topic: Arc<TopicKey>,
+    /// Of its source.
+    pub slot: Slot,
     /// Description line, action line, blank line, JSON: a frame without what a delivery adds.
     pub body: Bytes,
 }

@@ -3,40 +3,47 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::consumer::Cursor;
+use super::Bodies;
+use crate::consumer::{Busy, Cursor, Group, GroupLimits, Kind, Listed, MemberId, Settled, Slot};
 use crate::message::Tenant;
+use crate::store::StoreError;
 
-/// What identifies a topic (seed 000: subscriptions with the same name feed the same topic).
+/// What identifies a topic (seed 000: subscriptions with the same name and persistence feed the same topic).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct TopicKey {
     /// Whose it is.
     pub tenant: Tenant,
     /// The subscription name.
     pub name: Box<str>,
+    /// Whether its messages are kept in memory only, for those who are connected.
+    pub non_persistent: bool,
 }
 
-/// All topics that have ever had a consumer. Only the writer adds and removes.
+/// All topics that have ever had a consumer, and the non-persistent ones that have one now. Only the writer adds; it removes
+/// the persistent ones, and the last connection of a non-persistent one takes that with it.
 #[derive(Clone, Default)]
 pub struct Topics(Arc<RwLock<HashMap<Arc<TopicKey>, Arc<Topic>>>>);
 
 /// One topic.
 pub struct Topic {
-    /// Row id.
+    /// Row id; 0 of a non-persistent topic.
     pub(super) id: i64,
     key: Arc<TopicKey>,
     log: Mutex<Log>,
     newest: watch::Sender<u64>,
 }
 
-/// A stored message that waits for `refs` consumers.
+/// A message that waits for `refs` consumers.
 #[derive(Clone, Copy)]
 pub(super) struct Entry {
     pub(super) id: u64,
-    pub(super) refs: u16,
     pub(super) len: u32,
+    pub(super) refs: u16,
+    pub(super) slot: Slot,
 }
 
 /// What the writer changes after a commit.
@@ -44,32 +51,50 @@ pub(super) struct Entry {
 pub(super) struct Log {
     /// Ascending ids. Entries without references stay until they are at the front.
     pub(super) entries: VecDeque<Entry>,
-    /// Bytes of the stored bodies.
+    /// The bodies of the entries, of a non-persistent topic.
+    ring: VecDeque<Bytes>,
+    /// Bytes of the bodies.
     pub(super) bytes: u64,
     pub(super) consumers: HashMap<Box<str>, Consumer>,
 }
 
 pub(super) struct Consumer {
+    /// Row id; 0 on a non-persistent topic.
     pub(super) id: i64,
     pub(super) cursor: Cursor,
-    /// The connection that holds the consumer, if any.
-    connected: Option<CancellationToken>,
+    /// There while anybody is connected.
+    connected: Option<Connected>,
 }
 
-/// An exclusive connection's hold on its consumer; dropping it lets the next one in.
-pub struct Attached {
-    /// The topic that it reads.
-    pub topic: Arc<Topic>,
-    /// The consumer's name.
+struct Connected {
+    group: Group,
+    kicked: CancellationToken,
+    /// Wakes the members when one of them has made something possible for another.
+    moved: watch::Sender<()>,
+}
+
+/// Who connects.
+pub struct Connecting {
+    /// The topic.
+    pub topic: Arc<TopicKey>,
+    /// The name of the consumer.
     pub consumer: Box<str>,
-    /// Where the consumer stands.
-    pub cursor: Cursor,
-    /// Ends when the consumer is unsubscribed.
-    pub kicked: Kicked,
+    /// What the token says of the consumer.
+    pub kind: Kind,
+    /// The name of the connection, which nobody else in the group has.
+    pub member: Box<str>,
 }
 
-/// Resolves when the consumer has been unsubscribed under a live connection.
-pub type Kicked = CancellationToken;
+/// A connection's hold on its consumer; dropping it lets the others have what it has not acknowledged.
+pub struct Attached {
+    topic: Arc<Topic>,
+    consumer: Box<str>,
+    member: MemberId,
+    kicked: CancellationToken,
+    topics: Topics,
+    newest: watch::Receiver<u64>,
+    moved: watch::Receiver<()>,
+}
 
 impl Topics {
     /// The topic, if any consumer has ever connected to it.
@@ -78,7 +103,7 @@ impl Topics {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
-    /// Whether messages for the topic have to be stored.
+    /// Whether anybody needs messages of the topic.
     #[must_use]
     pub fn wants(&self, key: &TopicKey) -> bool {
         self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(key)
@@ -97,6 +122,28 @@ impl Topics {
     pub(super) fn remove(&self, key: &TopicKey) {
         self.0.write().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
+
+    /// Adds a consumer to a non-persistent topic, and the topic if need be. It begins at message `next`.
+    pub(super) fn add_volatile(&self, key: &Arc<TopicKey>, consumer: &str, next: u64) {
+        let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let topic = topics.entry(key.clone()).or_insert_with(|| Arc::new(Topic::new(0, key.clone())));
+        topic.log().consumers.insert(consumer.into(), Consumer::new(0, Cursor::starting_at(next)));
+    }
+
+    /// Removes a consumer of a non-persistent topic, and the topic with its last one. False if there is none.
+    pub(super) fn remove_volatile(&self, key: &TopicKey, consumer: &str) -> bool {
+        let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(topic) = topics.get(key) else { return false };
+        let mut log = topic.log();
+        let Some(consumer) = log.consumers.remove(consumer) else { return false };
+        consumer.kick();
+        let last = log.consumers.is_empty();
+        drop(log);
+        if last {
+            topics.remove(key);
+        }
+        true
+    }
 }
 
 impl Topic {
@@ -114,31 +161,30 @@ impl Topic {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes when messages have been committed; the value is the newest id.
-    #[must_use]
-    pub fn newest(&self) -> watch::Receiver<u64> {
-        self.newest.subscribe()
-    }
-
     pub(super) fn announce(&self, newest: u64) {
         self.newest.send_replace(newest);
     }
 
-    /// At most `most` ids of at least `from`, ascending, whose bodies together hold at most `bytes` (but at least one).
-    #[must_use]
-    pub fn ids_from(&self, from: u64, most: usize, bytes: usize) -> Vec<u64> {
-        let log = self.log();
-        let start = log.entries.partition_point(|entry| entry.id < from);
-        let mut room = bytes;
-        let mut ids = Vec::new();
-        for entry in log.entries.range(start..).take(most) {
-            if !ids.is_empty() && room < entry.len as usize {
-                break;
-            }
-            room = room.saturating_sub(entry.len as usize);
-            ids.push(entry.id);
+    /// Adds a message to a non-persistent topic, which gives up its oldest ones beyond `limit` bytes.
+    pub(super) fn push_volatile(&self, id: u64, slot: Slot, body: Bytes, limit: u64) {
+        let mut log = self.log();
+        let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
+        log.bytes += u64::from(len);
+        log.entries.push_back(Entry { id, len, refs: 0, slot });
+        log.ring.push_back(body);
+        let mut lost = 0;
+        while log.bytes > limit
+            && log.entries.len() > 1
+            && let Some(entry) = log.entries.pop_front()
+        {
+            log.ring.pop_front();
+            log.bytes -= u64::from(entry.len);
+            let groups = log.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut());
+            lost += groups.map(|connected| u64::from(connected.group.give_up(entry.id))).sum::<u64>();
         }
-        ids
+        drop(log);
+        count_lost(lost);
+        self.announce(id);
     }
 
     /// Bytes of the messages that wait.
@@ -159,26 +205,136 @@ impl Topic {
         self.log().consumers.len()
     }
 
-    /// Takes the consumer for one connection; `None` while another one holds it.
-    pub(super) fn attach(self: &Arc<Self>, name: &str) -> Option<Attached> {
+    /// Takes the consumer for one connection; `None` if there is no such consumer.
+    pub(super) fn attach(
+        self: &Arc<Self>,
+        who: &Connecting,
+        limits: GroupLimits,
+        topics: &Topics,
+    ) -> Option<Result<Attached, Busy>> {
         let mut log = self.log();
-        let consumer = log.consumers.get_mut(name)?;
-        if consumer.connected.is_some() {
+        let Log { entries, consumers, .. } = &mut *log;
+        let Consumer { cursor, connected, .. } = consumers.get_mut(&who.consumer)?;
+        let connected = connected.get_or_insert_with(|| {
+            let holes = cursor.holes.iter().filter_map(|id| position(entries, *id)).map(|at| entries[at].listed());
+            Connected {
+                group: Group::new(who.kind, limits, cursor.hi, holes),
+                kicked: CancellationToken::new(),
+                moved: watch::Sender::new(()),
+            }
+        });
+        Some(connected.group.join(who.kind, &who.member).map(|member| {
+            connected.moved.send_replace(());
+            Attached {
+                topic: self.clone(),
+                consumer: who.consumer.clone(),
+                member,
+                kicked: connected.kicked.clone(),
+                topics: topics.clone(),
+                newest: self.newest.subscribe(),
+                moved: connected.moved.subscribe(),
+            }
+        }))
+    }
+}
+
+impl Attached {
+    /// The topic that it reads.
+    #[must_use]
+    pub fn topic(&self) -> &Arc<Topic> {
+        &self.topic
+    }
+
+    /// The consumer's name.
+    #[must_use]
+    pub fn consumer(&self) -> &str {
+        &self.consumer
+    }
+
+    /// Ends when the consumer is unsubscribed.
+    #[must_use]
+    pub fn kicked(&self) -> &CancellationToken {
+        &self.kicked
+    }
+
+    /// The next messages for this connection, ascending; see [`Group::claim`].
+    #[must_use]
+    pub fn claim(&self, most: usize, bytes: usize) -> Vec<u64> {
+        let claimed = self.with(|connected, entries| {
+            let list = |next| {
+                let start = entries.partition_point(|entry| entry.id < next);
+                entries.range(start..).map(Entry::listed)
+            };
+            connected.group.claim(self.member, most, bytes, list)
+        });
+        claimed.unwrap_or_default()
+    }
+
+    /// The bodies of claimed messages, in that order. Those that are gone are settled and left out.
+    pub async fn read(&self, ids: &[u64], bodies: &Bodies) -> Result<Vec<(u64, Bytes)>, StoreError> {
+        let found = if self.topic.key.non_persistent { self.ring(ids) } else { bodies.read(ids).await? };
+        let gone = ids.iter().filter(|id| found.binary_search_by_key(id, |(id, _)| id).is_err());
+        count_lost(gone.filter(|id| self.settle(**id)).count() as u64);
+        Ok(found)
+    }
+
+    fn ring(&self, ids: &[u64]) -> Vec<(u64, Bytes)> {
+        let log = self.topic.log();
+        ids.iter().filter_map(|id| Some((*id, log.ring.get(log.position(*id)?)?.clone()))).collect()
+    }
+
+    /// The connection has acknowledged message `id`. False if it is not waiting for that.
+    pub fn settle(&self, id: u64) -> bool {
+        let settled = self.with(|connected, _| {
+            let settled = connected.group.settle(self.member, id);
+            if settled == (Settled::Done { others: true }) {
+                connected.moved.send_replace(());
+            }
+            settled
+        });
+        settled.is_some_and(|settled| settled != Settled::Unknown)
+    }
+
+    /// Waits until there may be something new to claim. False if there never will be.
+    pub async fn changed(&mut self) -> bool {
+        tokio::select! {
+            changed = self.newest.changed() => changed.is_ok(),
+            changed = self.moved.changed() => changed.is_ok(),
+        }
+    }
+
+    /// `None` once the consumer is unsubscribed: one of the same name is another one.
+    fn with<T>(&self, work: impl FnOnce(&mut Connected, &VecDeque<Entry>) -> T) -> Option<T> {
+        let mut log = self.topic.log();
+        if self.kicked.is_cancelled() {
             return None;
         }
-        let kicked = CancellationToken::new();
-        consumer.connected = Some(kicked.clone());
-        Some(Attached { topic: self.clone(), consumer: name.into(), cursor: consumer.cursor.clone(), kicked })
+        let Log { entries, consumers, .. } = &mut *log;
+        Some(work(consumers.get_mut(&self.consumer)?.connected.as_mut()?, entries))
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        // An unsubscribed consumer is gone, and a new one of the same name belongs to somebody else.
-        if !self.kicked.is_cancelled()
-            && let Some(consumer) = self.topic.log().consumers.get_mut(&self.consumer)
-        {
-            consumer.connected = None;
+        // Nobody may connect to a non-persistent topic while it goes with its last consumer.
+        let mut topics = self.topics.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut log = self.topic.log();
+        if self.kicked.is_cancelled() {
+            return;
+        }
+        let Some(consumer) = log.consumers.get_mut(&self.consumer) else { return };
+        let Some(connected) = &mut consumer.connected else { return };
+        connected.group.leave(self.member);
+        if !connected.group.is_empty() {
+            connected.moved.send_replace(());
+            return;
+        }
+        consumer.connected = None;
+        if self.topic.key.non_persistent {
+            log.consumers.remove(&self.consumer);
+            if log.consumers.is_empty() {
+                topics.remove(&self.topic.key);
+            }
         }
     }
 }
@@ -188,17 +344,33 @@ impl Consumer {
         Self { id, cursor, connected: None }
     }
 
-    /// Ends the live connection, if there is one.
+    /// Ends the live connections, if there are any.
     pub(super) fn kick(&self) {
         if let Some(connected) = &self.connected {
-            connected.cancel();
+            connected.kicked.cancel();
         }
+    }
+}
+
+impl Entry {
+    fn listed(&self) -> Listed {
+        Listed { id: self.id, slot: self.slot, len: self.len }
+    }
+}
+
+fn position(entries: &VecDeque<Entry>, id: u64) -> Option<usize> {
+    entries.binary_search_by_key(&id, |entry| entry.id).ok()
+}
+
+fn count_lost(messages: u64) {
+    if messages > 0 {
+        metrics::counter!("tidegate_messages_lost_total", "reason" => "lag").increment(messages);
     }
 }
 
 impl Log {
     pub(super) fn position(&self, id: u64) -> Option<usize> {
-        self.entries.binary_search_by_key(&id, |entry| entry.id).ok()
+        position(&self.entries, id)
     }
 
     pub(super) fn ids_between(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {

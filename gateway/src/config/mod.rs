@@ -165,6 +165,8 @@ pub struct Limits {
     pub topics_per_tenant: usize,
     /// Consumers of a topic, connected or not; the next one to connect is 503.
     pub consumers_per_topic: usize,
+    /// Clients that share a consumer; the next one is 503.
+    pub clients_per_consumer: usize,
     /// Requests of a tenant that wait for their turn; the next ones wait before they queue.
     pub admission: usize,
     /// Seconds for a request's head to arrive, or the connection is closed; then for its body, or it is 408.
@@ -179,6 +181,8 @@ pub struct Backlog {
     pub quota_bytes: u64,
     /// Bytes of message bodies kept in memory for live consumers; older ones are read from the store.
     pub tail_bytes: usize,
+    /// Bytes of a non-persistent topic; beyond it the oldest messages go, whoever has not seen them.
+    pub volatile_bytes: u64,
 }
 
 /// `consumer`
@@ -295,6 +299,7 @@ impl Default for Limits {
             subscriptions_per_tenant: 10_000,
             topics_per_tenant: 10_000,
             consumers_per_topic: 1_000,
+            clients_per_consumer: 100,
             admission: 4_096,
             request_seconds: 30,
         }
@@ -303,7 +308,7 @@ impl Default for Limits {
 
 impl Default for Backlog {
     fn default() -> Self {
-        Self { quota_bytes: 25 * MIB as u64, tail_bytes: 16 * MIB }
+        Self { quota_bytes: 25 * MIB as u64, tail_bytes: 16 * MIB, volatile_bytes: MIB as u64 }
     }
 }
 

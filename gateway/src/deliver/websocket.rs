@@ -35,14 +35,16 @@ pub struct Conditions {
     pub stopping: CancellationToken,
 }
 
-/// The settings for server-side sockets.
+/// The settings for server-side sockets that send messages of at most `frame_bytes`.
 #[must_use]
-pub fn config() -> WebSocketConfig {
+pub fn config(frame_bytes: usize) -> WebSocketConfig {
     WebSocketConfig::default()
         .max_message_size(Some(INCOMING_BYTES))
         .max_frame_size(Some(INCOMING_BYTES))
         .read_buffer_size(8 << 10)
         .write_buffer_size(64 << 10)
+        // Room for a message and for the answers to pings of a client that does not read; one that goes on is closed.
+        .max_write_buffer_size(frame_bytes + (1 << 20))
 }
 
 /// Why the loop ended.
@@ -60,6 +62,8 @@ struct Outgoing<S> {
     sink: SplitSink<WebSocketStream<S>, Message>,
     outbox: VecDeque<Message>,
     flushed: bool,
+    /// When a text was last handed to the socket.
+    active: Instant,
 }
 
 type Incoming<S> = SplitStream<WebSocketStream<S>>;
@@ -70,14 +74,14 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let (sink, mut incoming) = socket.split();
-    let mut outgoing = Outgoing { sink, outbox: VecDeque::new(), flushed: true };
+    let mut outgoing = Outgoing { sink, outbox: VecDeque::new(), flushed: true, active: Instant::now() };
     let end = exchange(&mut outgoing, &mut incoming, &mut delivery, &writer, &conditions).await;
     let (code, reason) = match end {
         End::Gone => return,
         End::Close(code, reason) => (code, reason),
         End::Unsubscribe => {
-            let (topic, consumer) = (delivery.attached.topic.key().clone(), delivery.attached.consumer.clone());
-            if let Err(error) = writer.unsubscribe(topic, &consumer).await {
+            let topic = delivery.attached.topic().key().clone();
+            if let Err(error) = writer.unsubscribe(topic, delivery.attached.consumer()).await {
                 tracing::warn!(%error, "unsubscribing in band failed");
             }
             (CloseCode::Normal, "unsubscribed")
@@ -97,9 +101,8 @@ async fn exchange<S>(
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let mut newest = delivery.attached.topic.newest();
-    let kicked = delivery.attached.kicked.clone();
-    let mut idle_at = Instant::now() + conditions.idle;
+    let kicked = delivery.attached.kicked().clone();
+    let mut heard_at = Instant::now();
     // Whether the topic may hold something that was not looked at yet.
     let mut more = true;
     loop {
@@ -116,9 +119,7 @@ where
                 }
             }
         }
-        if !outgoing.outbox.is_empty() {
-            idle_at = Instant::now() + conditions.idle;
-        }
+        let idle_at = heard_at.max(outgoing.active) + conditions.idle;
         tokio::select! {
             biased;
             () = conditions.stopping.cancelled() => return End::Close(CloseCode::Away, "the gateway is stopping"),
@@ -131,7 +132,7 @@ where
                 };
                 let heard = hear(incoming, first, delivery);
                 if heard.active {
-                    idle_at = Instant::now() + conditions.idle;
+                    heard_at = Instant::now();
                 }
                 more |= !heard.settled.is_empty();
                 settle(writer, delivery, heard.settled).await;
@@ -149,8 +150,13 @@ where
                     return End::Gone;
                 }
             }
-            changed = newest.changed(), if !more => more = changed.is_ok(),
-            () = sleep_until(idle_at) => return End::Close(CloseCode::Away, "idle"),
+            changed = delivery.attached.changed(), if !more => more = changed,
+            () = sleep_until(idle_at) => {
+                // A text may have left since the timer was set.
+                if idle_at == heard_at.max(outgoing.active) + conditions.idle {
+                    return End::Close(CloseCode::Away, "idle");
+                }
+            }
         }
     }
 }
@@ -159,7 +165,7 @@ async fn settle(writer: &Writer, delivery: &Delivery, ids: Vec<u64>) {
     if !ids.is_empty() {
         metrics::counter!("tidegate_messages_acknowledged_total").increment(ids.len() as u64);
         let attached = &delivery.attached;
-        writer.settle(attached.topic.clone(), attached.consumer.clone(), ids).await;
+        writer.settle(attached.topic().clone(), attached.consumer().into(), ids).await;
     }
 }
 
@@ -226,6 +232,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Outgoing<S> {
             poll_fn(|context| self.sink.poll_ready_unpin(context)).await?;
             if let Some(message) = self.outbox.pop_front() {
                 self.sink.start_send_unpin(message)?;
+                self.active = Instant::now();
             }
         }
         self.sink.flush().await?;

@@ -71,6 +71,8 @@ pub struct MessageRow {
     pub id: u64,
     /// Row id of its topic.
     pub topic: i64,
+    /// Of its source: what its share depends on.
+    pub slot: u16,
     /// The frame without what a delivery adds.
     pub body: Bytes,
 }
@@ -129,8 +131,8 @@ impl Transaction {
         }
         if !self.messages.is_empty() {
             sql.push_str(
-                "INSERT INTO msg(id, topic, ts, body)
-                 SELECT value->>0, value->>1, ?, substr(?, (value->>2) + 1, value->>3) FROM json_each(?);",
+                "INSERT INTO msg(id, topic, slot, ts, body)
+                 SELECT value->>0, value->>1, value->>2, ?, substr(?, (value->>3) + 1, value->>4) FROM json_each(?);",
             );
         }
         if !self.cursors.is_empty() {
@@ -181,7 +183,8 @@ impl Transaction {
         rows.push('[');
         for (index, row) in self.messages.iter().enumerate() {
             let comma = if index == 0 { "" } else { "," };
-            let _ = write!(rows, "{comma}[{},{},{},{}]", row.id, row.topic, blob.len(), row.body.len());
+            let MessageRow { id, topic, slot, body } = row;
+            let _ = write!(rows, "{comma}[{id},{topic},{slot},{},{}]", blob.len(), body.len());
             blob.extend_from_slice(&row.body);
         }
         rows.push(']');

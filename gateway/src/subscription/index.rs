@@ -154,7 +154,7 @@ mod tests {
             body["source"] = json!({"id": source.to_string()});
         }
         let subscription = Subscription { id, ..Subscription::parse(body.to_string().as_bytes()).unwrap() };
-        let topic = Arc::new(TopicKey { tenant: "t".into(), name: "s".into() });
+        let topic = Arc::new(TopicKey { tenant: "t".into(), name: "s".into(), non_persistent: false });
         Route { subscription, topic, filter: None, transform: None }
     }
 

@@ -30,6 +30,9 @@ pub struct Subscription {
     pub source: Option<u64>,
     /// Name of the topic.
     pub subscription: String,
+    /// Whether the topic is the non-persistent one of that name.
+    #[serde(default)]
+    pub non_persistent: bool,
     /// Which APIs' messages; `None` or `["*"]` for all.
     pub apis: Option<Vec<String>>,
     /// The expression over `type`, as written; the plugin `type-filter` understands it.
@@ -60,15 +63,13 @@ impl Subscription {
             text(&mut members, "subscription", "subscription")?.ok_or_else(|| missing("subscription"))?;
         check_name("subscription", &subscription)?;
         let source = parse_source(&mut members, context)?;
-        if boolean(&mut members, "nonPersistent")?.unwrap_or(false) {
-            return Err(Invalid::new("nonPersistent", "non-persistent subscriptions are not supported yet"));
-        }
+        let non_persistent = boolean(&mut members, "nonPersistent")?.unwrap_or(false);
         let (apis, type_filter) = parse_filter(&mut members, context)?;
         let fragments_to_copy = texts(&mut members, "fragmentsToCopy", "fragmentsToCopy")?.filter(|f| !f.is_empty());
         if let Some(unknown) = members.keys().next() {
             return Err(Invalid::new(unknown, "is not a known member of a subscription"));
         }
-        Ok(Self { id: 0, context, source, subscription, apis, type_filter, fragments_to_copy })
+        Ok(Self { id: 0, context, source, subscription, non_persistent, apis, type_filter, fragments_to_copy })
     }
 
     /// The types (line 2 of a frame) under which this subscription forwards `message`: none, one or, where `*` takes both
@@ -102,7 +103,8 @@ impl Subscription {
     /// Whether a second one like this would be a duplicate. Filters do not count.
     #[must_use]
     pub fn duplicates(&self, other: &Self) -> bool {
-        (self.context, self.source, &self.subscription) == (other.context, other.source, &other.subscription)
+        let key = |one: &Self| (one.context, one.source, one.non_persistent);
+        key(self) == key(other) && self.subscription == other.subscription
     }
 
     /// The subscription as clients see it; `source_name` is that of its source.
@@ -134,7 +136,7 @@ impl Subscription {
         if let Some(fragments) = &self.fragments_to_copy {
             set("fragmentsToCopy", fragments.clone().into());
         }
-        set("nonPersistent", false.into());
+        set("nonPersistent", self.non_persistent.into());
         out.into()
     }
 }

@@ -16,8 +16,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backlog::{Attached, Busy, Ledger, Record, Rejected, Staged, Topic, TopicKey};
+use crate::backlog::{Attached, Connecting, Ledger, Record, Rejected, Staged, Topic, TopicKey};
 use crate::clock::Clock;
+use crate::consumer::{Busy, GroupLimits};
 use crate::store::{ObjectRow, Statement, StoreError, Writing};
 
 /// Commands that wait; beyond that their senders wait.
@@ -100,9 +101,9 @@ pub enum Refused {
 /// Why a consumer cannot connect.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AttachError {
-    /// Another connection holds the exclusive consumer.
-    #[error("the consumer is connected already")]
-    Busy,
+    /// Those who are connected leave no place.
+    #[error(transparent)]
+    Busy(#[from] Busy),
     /// `limits.topics_per_tenant` or the consumers of one topic.
     #[error("too many {0}")]
     TooMany(&'static str),
@@ -123,7 +124,7 @@ pub type Answer = oneshot::Sender<Result<(), Refused>>;
 enum Command {
     Changes { changes: Vec<(Change, Answer)>, place: Option<OwnedSemaphorePermit> },
     Settle { topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64> },
-    Attach { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<Attached, AttachError>> },
+    Attach { who: Connecting, answer: oneshot::Sender<Result<Attached, AttachError>> },
     Unsubscribe { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<bool, Refused>> },
     Stop,
 }
@@ -135,6 +136,8 @@ pub struct ConsumerLimits {
     pub topics: usize,
     /// Consumers of one topic.
     pub consumers: usize,
+    /// Connections of one consumer.
+    pub group: GroupLimits,
 }
 
 impl Writer {
@@ -173,16 +176,19 @@ impl Writer {
         receipt.await.unwrap_or(Err(Refused::Stopping))
     }
 
-    /// Queues acknowledgements; they are committed within about [`SETTLE_WAIT`].
+    /// Queues acknowledgements; they are committed within about [`SETTLE_WAIT`]. Of non-persistent topics nothing is written.
     pub async fn settle(&self, topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64>) {
+        if topic.key().non_persistent {
+            return;
+        }
         // A stopping writer takes no more: what was not committed comes again.
         let _ = self.commands.send(Command::Settle { topic, consumer, ids }).await;
     }
 
     /// Takes the consumer for one connection, creating it at its first connect.
-    pub async fn attach(&self, key: Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
+    pub async fn attach(&self, who: Connecting) -> Result<Attached, AttachError> {
         let (answer, result) = oneshot::channel();
-        let _ = self.commands.send(Command::Attach { key, consumer: consumer.into(), answer }).await;
+        let _ = self.commands.send(Command::Attach { who, answer }).await;
         result.await.unwrap_or(Err(Refused::Stopping.into()))
     }
 
@@ -224,8 +230,8 @@ impl Worker {
             self.commit(batch).await;
             self.places.clear();
             match self.held.take() {
-                Some(Command::Attach { key, consumer, answer }) => {
-                    let _ = answer.send(self.attach(&key, &consumer).await);
+                Some(Command::Attach { who, answer }) => {
+                    let _ = answer.send(self.attach(&who).await);
                 }
                 Some(Command::Unsubscribe { key, consumer, answer }) => {
                     let removed = self.ledger.remove_consumer(&mut self.writing, &key, &consumer).await;
@@ -355,10 +361,11 @@ impl Worker {
         }
     }
 
-    async fn attach(&mut self, key: &Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
-        if let Some(attached) = self.ledger.attach(key, consumer) {
-            return attached.map_err(|Busy| AttachError::Busy);
+    async fn attach(&mut self, who: &Connecting) -> Result<Attached, AttachError> {
+        if let Some(attached) = self.ledger.attach(who, self.limits.group) {
+            return Ok(attached?);
         }
+        let Connecting { topic: key, consumer, .. } = who;
         match self.ledger.topics().get(key) {
             None if self.ledger.topics().count(&key.tenant) >= self.limits.topics => {
                 return Err(AttachError::TooMany("topics"));
@@ -369,9 +376,7 @@ impl Worker {
         let now_ms = self.clock.now_ms();
         let created = self.ledger.create_consumer(&mut self.writing, key, consumer, now_ms).await;
         created.map_err(|error| refused(&error))?;
-        self.ledger
-            .attach(key, consumer)
-            .map_or(Err(AttachError::Busy), |attached| attached.map_err(|Busy| AttachError::Busy))
+        Ok(self.ledger.attach(who, self.limits.group).expect("invariant: the consumer was just created")?)
     }
 }
 

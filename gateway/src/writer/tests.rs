@@ -8,6 +8,8 @@ use proptest::prelude::*;
 use sqlx::SqlitePool;
 
 use super::*;
+use crate::backlog::BacklogLimits;
+use crate::consumer::Kind;
 use crate::store::{Store, Value};
 
 struct Gateway {
@@ -21,8 +23,9 @@ const QUOTA: u64 = 1000;
 impl Gateway {
     async fn open(dir: &Path) -> Self {
         let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
-        let ledger = Ledger::load(&mut writing, readers.clone(), QUOTA, 1 << 20).await.unwrap();
-        let limits = ConsumerLimits { topics: 3, consumers: 2 };
+        let limits = BacklogLimits { quota_bytes: QUOTA, tail_bytes: 1 << 20, volatile_bytes: 100 };
+        let ledger = Ledger::load(&mut writing, readers.clone(), limits).await.unwrap();
+        let limits = ConsumerLimits { topics: 3, consumers: 2, group: GroupLimits { window: 10_000, members: 2 } };
         let (writer, task) = Writer::spawn(writing, ledger, Clock::system(), limits);
         Self { writer, task, store: readers }
     }
@@ -33,17 +36,22 @@ impl Gateway {
         self.store.close().await;
     }
 
+    async fn attach(&self, topic: &Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
+        let (topic, consumer) = (topic.clone(), consumer.into());
+        self.writer.attach(Connecting { topic, consumer, kind: Kind::Exclusive, member: "".into() }).await
+    }
+
     async fn count(&self, sql: &'static str) -> i64 {
         sqlx::query_scalar(sql).fetch_one(&self.store).await.unwrap()
     }
 }
 
 fn key(name: &str) -> Arc<TopicKey> {
-    Arc::new(TopicKey { tenant: "t".into(), name: name.into() })
+    Arc::new(TopicKey { tenant: "t".into(), name: name.into(), non_persistent: false })
 }
 
 fn record(topic: &Arc<TopicKey>, len: usize) -> Record {
-    Record { topic: topic.clone(), body: Bytes::from(vec![b'x'; len]) }
+    Record { topic: topic.clone(), slot: 7, body: Bytes::from(vec![b'x'; len]) }
 }
 
 fn records(list: Vec<Record>) -> Change {
@@ -85,8 +93,8 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
     let dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::open(dir.path()).await;
     let (full, free) = (key("full"), key("free"));
-    let consumer = gateway.writer.attach(full.clone(), "c").await.unwrap();
-    let _other = gateway.writer.attach(free.clone(), "c").await.unwrap();
+    let consumer = gateway.attach(&full, "c").await.unwrap();
+    let _other = gateway.attach(&free, "c").await.unwrap();
     gateway.writer.commit(records(vec![record(&full, 900)])).await.unwrap();
     let change = Change {
         measurements: vec![ObjectRow {
@@ -107,8 +115,8 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
     // Up to the last byte there is room, and an acknowledgement makes more.
     gateway.writer.commit(records(vec![record(&full, 100)])).await.unwrap();
     assert!(gateway.writer.commit(records(vec![record(&full, 1)])).await.is_err());
-    let first = consumer.topic.ids_from(0, 1, 1)[0];
-    gateway.writer.settle(consumer.topic.clone(), "c".into(), vec![first]).await;
+    let first = consumer.claim(1, 1);
+    gateway.writer.settle(consumer.topic().clone(), "c".into(), first).await;
     gateway.writer.commit(records(vec![])).await.unwrap();
     gateway.writer.commit(records(vec![record(&full, 900)])).await.unwrap();
     gateway.close().await;
@@ -120,19 +128,19 @@ async fn consumers_and_topics_are_bounded() {
     let gateway = Gateway::open(dir.path()).await;
     let mut held = Vec::new();
     for consumer in ["a", "b"] {
-        held.push(gateway.writer.attach(key("one"), consumer).await.unwrap());
+        held.push(gateway.attach(&key("one"), consumer).await.unwrap());
     }
     let refusal = |result: Result<Attached, AttachError>| result.err().map(|error| error.to_string());
-    assert_eq!(refusal(gateway.writer.attach(key("one"), "c").await).unwrap(), "too many consumers");
-    assert_eq!(refusal(gateway.writer.attach(key("one"), "a").await).unwrap(), "the consumer is connected already");
+    assert_eq!(refusal(gateway.attach(&key("one"), "c").await).unwrap(), "too many consumers");
+    assert_eq!(refusal(gateway.attach(&key("one"), "a").await).unwrap(), "the consumer is connected already");
     for topic in ["two", "three"] {
-        held.push(gateway.writer.attach(key(topic), "a").await.unwrap());
+        held.push(gateway.attach(&key(topic), "a").await.unwrap());
     }
-    assert_eq!(refusal(gateway.writer.attach(key("four"), "a").await).unwrap(), "too many topics");
+    assert_eq!(refusal(gateway.attach(&key("four"), "a").await).unwrap(), "too many topics");
     // The last consumer of a topic takes the topic with it.
     assert!(gateway.writer.unsubscribe(key("two"), "a").await.unwrap());
     assert!(!gateway.writer.unsubscribe(key("two"), "a").await.unwrap());
-    gateway.writer.attach(key("four"), "a").await.unwrap();
+    gateway.attach(&key("four"), "a").await.unwrap();
     gateway.close().await;
 }
 
@@ -141,14 +149,14 @@ async fn what_an_unsubscribed_consumer_alone_waited_for_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::open(dir.path()).await;
     let topic = key("s");
-    let mut gone = gateway.writer.attach(topic.clone(), "gone").await.unwrap();
+    let gone = gateway.attach(&topic, "gone").await.unwrap();
     for _ in 0..5 {
         gateway.writer.commit(records(vec![record(&topic, 10)])).await.unwrap();
     }
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 5);
-    let kicked = std::mem::take(&mut gone.kicked);
     assert!(gateway.writer.unsubscribe(topic.clone(), "gone").await.unwrap());
-    kicked.cancelled().await;
+    gone.kicked().cancelled().await;
+    assert!(gone.claim(9, 1000).is_empty(), "another one of that name would have another backlog");
     gateway.writer.commit(insert_user("next")).await.unwrap();
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
     gateway.close().await;
@@ -191,11 +199,11 @@ async fn run_steps(steps: Vec<Step>) -> Result<(), TestCaseError> {
             }
             Step::Settle(topic, consumer, index) => {
                 let name = format!("c{consumer}");
-                let attached = gateway.writer.attach(keys[topic as usize].clone(), &name).await.unwrap();
+                let attached = gateway.attach(&keys[topic as usize], &name).await.unwrap();
                 let waiting = model.entry((topic, consumer)).or_default();
                 if !waiting.is_empty() {
                     let id = waiting.remove(index.index(waiting.len()));
-                    gateway.writer.settle(attached.topic.clone(), name.as_str().into(), vec![id, id]).await;
+                    gateway.writer.settle(attached.topic().clone(), name.as_str().into(), vec![id, id]).await;
                     gateway.writer.commit(Change::default()).await.unwrap();
                 }
             }
@@ -225,17 +233,11 @@ async fn check(gateway: &Gateway, model: &Model) -> Result<(), TestCaseError> {
     gateway.writer.commit(insert_user(&unique())).await.unwrap();
     for ((topic, consumer), waiting) in model {
         let name = format!("c{consumer}");
-        let attached = gateway.writer.attach(key(&format!("t{topic}")), &name).await.unwrap();
-        let owed: Vec<u64> = attached
-            .topic
-            .ids_from(0, usize::MAX, usize::MAX)
-            .into_iter()
-            .filter(|id| attached.cursor.needs(*id))
-            .collect();
-        prop_assert_eq!(&owed, waiting);
-        let sql = format!("SELECT coalesce(sum(length(body)), 0) FROM msg WHERE topic = {}", attached.topic.row());
+        let attached = gateway.attach(&key(&format!("t{topic}")), &name).await.unwrap();
+        prop_assert_eq!(&attached.claim(usize::MAX, usize::MAX), waiting);
+        let sql = format!("SELECT coalesce(sum(length(body)), 0) FROM msg WHERE topic = {}", attached.topic().row());
         let on_disk: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
-        prop_assert_eq!(attached.topic.bytes(), on_disk.cast_unsigned());
+        prop_assert_eq!(attached.topic().bytes(), on_disk.cast_unsigned());
     }
     let needed: std::collections::BTreeSet<_> = model.values().flatten().collect();
     prop_assert_eq!(gateway.count("SELECT count(*) FROM msg").await, i64::try_from(needed.len()).unwrap());
