@@ -3,7 +3,7 @@
 //!
 //! The rooms, in the order in which a message meets them:
 //!
-//! - [`http`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
+//! - [`http`], [`socket`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
@@ -33,6 +33,7 @@ pub mod pipeline;
 pub mod platform;
 pub mod plugin;
 pub mod serve;
+pub mod socket;
 pub mod store;
 pub mod subscription;
 pub mod telemetry;
