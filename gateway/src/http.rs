@@ -11,7 +11,6 @@ use hyper::http::uri::Scheme;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
@@ -19,10 +18,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::socket::Socket;
+
 /// Bytes that are read ahead of a connection; a head that does not fit is 431.
 const HEAD_BYTES: usize = 64 << 10;
-/// Bytes that the kernel queues for a connection beyond what is on its way.
-const UNSENT_BYTES: u32 = 128 << 10;
 /// How long requests may take to finish when the gateway stops.
 const DRAIN_WAIT: Duration = Duration::from_secs(3);
 /// Pause after a failed accept, as when the process is out of file descriptors.
@@ -75,18 +74,21 @@ impl Http {
                     continue;
                 }
             };
-            if let Err(error) = prepare(&stream, limits.dead) {
-                tracing::debug!(%error, "a connection was gone at once");
-                continue;
-            }
+            let socket = match Socket::new(stream, limits.dead) {
+                Ok(socket) => socket,
+                Err(error) => {
+                    tracing::debug!(%error, "a connection was gone at once");
+                    continue;
+                }
+            };
             let (service, tls, stop) = (service.clone(), self.tls.clone(), stop.clone());
             connections.spawn(async move {
                 match tls {
-                    None => speak(stream, service, limits, stop).await,
+                    None => speak(socket, service, limits, stop).await,
                     Some(tls) => {
                         let shaken = tokio::select! {
                             () = stop.cancelled() => return,
-                            shaken = tokio::time::timeout(limits.head, tls.accept(stream)) => shaken,
+                            shaken = tokio::time::timeout(limits.head, tls.accept(socket)) => shaken,
                         };
                         match shaken {
                             Ok(Ok(stream)) => speak(stream, service, limits, stop).await,
@@ -133,39 +135,4 @@ async fn accept(
     let permit = permits.clone().acquire_owned().await.map_err(io::Error::other)?;
     let (stream, _) = listener.accept().await?;
     Ok((stream, permit))
-}
-
-/// Makes the kernel find peers that have vanished, whether or not there is anything to send, and queue little, so that what is
-/// urgent (the answer to a consumer's ping) does not stand behind megabytes.
-fn prepare(stream: &TcpStream, dead: Duration) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(stream);
-    let third = (dead / 3).max(Duration::from_secs(1));
-    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(third).with_interval(third).with_retries(2))?;
-    #[cfg(target_os = "linux")]
-    {
-        socket.set_tcp_user_timeout(Some(dead))?;
-        socket.set_tcp_notsent_lowat(UNSENT_BYTES)?;
-    }
-    Ok(())
-}
-
-#[cfg(all(test, target_os = "linux"))]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use super::*;
-
-    // `decisions` 10: vanished peers are found by TCP keep-alive and user timeout.
-    #[tokio::test]
-    async fn the_kernel_looks_after_vanished_peers() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        prepare(&stream, Duration::from_secs(30)).unwrap();
-        let socket = SockRef::from(&stream);
-        assert!(socket.keepalive().unwrap());
-        let idle = socket.tcp_keepalive_time().unwrap();
-        let interval = socket.tcp_keepalive_interval().unwrap();
-        assert_eq!(idle + interval * socket.tcp_keepalive_retries().unwrap(), Duration::from_secs(30));
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(30)));
-    }
 }

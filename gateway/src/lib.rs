@@ -3,7 +3,7 @@
 //!
 //! The rooms, in the order in which a message meets them:
 //!
-//! - [`http`] and [`tls`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
+//! - [`http`], [`socket`] and [`tls`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
@@ -38,6 +38,7 @@ pub mod platform;
 pub mod plugin;
 pub mod retention;
 pub mod serve;
+pub mod socket;
 pub mod store;
 pub mod subscription;
 pub mod telemetry;
