@@ -528,3 +528,51 @@ async fn a_tree_that_is_too_high_refuses_rather_than_loses() {
     let refused = gateway.post("/event/events", &event(&devices[3], "three above")).await;
     refused.error(422, "has more than 2 others above it");
 }
+
+// Lists of events and alarms can take in what is below their source; an agent's operations are those of all its devices.
+#[tokio::test]
+async fn lists_take_in_what_is_below_their_source() {
+    let gateway = Gateway::start().await;
+    let mut ids = Vec::new();
+    for name in ["agent", "device", "asset", "stranger"] {
+        ids.push(gateway.device(name).await);
+    }
+    let [agent, device, asset, _] = &ids[..] else { unreachable!() };
+    link(&gateway, agent, "childDevices", device).await;
+    link(&gateway, device, "childAssets", asset).await;
+    for id in &ids {
+        let time = "2026-11-30T00:00:00Z";
+        let event = json!({"source": {"id": id}, "type": "t", "text": "x", "time": time});
+        gateway.post("/event/events", &event).await.expect(201);
+        let mut alarm = event.clone();
+        alarm["severity"] = json!("MAJOR");
+        gateway.post("/alarm/alarms", &alarm).await.expect(201);
+        gateway.post("/devicecontrol/operations", &json!({"deviceId": id, "c8y_Restart": {}})).await.expect(201);
+    }
+    let sources = async |path: &str, array: &str, source: &str| {
+        let list = gateway.get(&format!("{path}&pageSize=10")).await.expect(200).json();
+        let objects = list[array].as_array().unwrap();
+        let mut found: Vec<_> =
+            objects.iter().map(|object| object.pointer(source).unwrap().as_str().unwrap().to_owned()).collect();
+        found.sort_by_key(|id| id.parse::<u64>().unwrap());
+        found
+    };
+    for (path, array) in [("/event/events", "events"), ("/alarm/alarms", "alarms")] {
+        for (flags, expected) in [
+            ("", &ids[..1]),
+            ("&withSourceDevices=true", &ids[..2]),
+            ("&withSourceAssets=true", &ids[..1]),
+            ("&withSourceAssets=true&withSourceDevices=true", &ids[..3]),
+        ] {
+            let found = sources(&format!("{path}?source={agent}{flags}"), array, "/source/id").await;
+            assert_eq!(found, expected, "{path} {flags}");
+        }
+        gateway.get(&format!("{path}?withSourceAssets=true")).await.error(422, "withSourceAssets: is only");
+    }
+    let operations = "/devicecontrol/operations";
+    assert_eq!(sources(&format!("{operations}?agentId={agent}"), "operations", "/deviceId").await, ids[..3]);
+    assert_eq!(sources(&format!("{operations}?deviceId={agent}"), "operations", "/deviceId").await, ids[..1]);
+    // What is deleted is what is listed.
+    gateway.delete(&format!("/event/events?source={agent}&withSourceDevices=true")).await.expect(204);
+    assert_eq!(sources("/event/events?x=y", "events", "/source/id").await, ids[2..]);
+}

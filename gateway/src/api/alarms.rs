@@ -84,7 +84,7 @@ pub(super) async fn list(
 /// GET of the number of those that a filter selects.
 pub(super) async fn count(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
     let principal = caller.require(FAMILY.read)?;
-    let filter = alarm::filter(&query(&uri))?;
+    let filter = FAMILY.selects(&app, &query(&uri))?;
     let count = list::count::<Alarm>(&app.store, principal.tenant.as_str(), &filter).await?;
     Ok(([(CONTENT_TYPE, "text/plain")], count.to_string()).into_response())
 }
@@ -125,7 +125,7 @@ pub(super) async fn update_all(State(app): AppState, caller: Caller, request: Re
     if query.is_empty() {
         return Err(ApiError::unprocessable("At least one query parameter is needed to select alarms."));
     }
-    let filter = FAMILY.selection(&query)?;
+    let filter = FAMILY.selection(&app, &query)?;
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
     let status = alarm::parse_status(&body, &json_limits(&app.config))?;
     let mut chunks = Chunks::new(&app, tenant, filter).await?;
@@ -150,7 +150,7 @@ pub(super) async fn delete_all(
 ) -> Result<Response, ApiError> {
     let tenant = &caller.require(FAMILY.admin)?.tenant;
     let mode = FAMILY.mode(&headers)?;
-    let filter = FAMILY.selection(&query(&uri))?;
+    let filter = FAMILY.selection(&app, &query(&uri))?;
     let mut chunks = Chunks::new(&app, tenant, filter).await?;
     while mode.stores()
         && let Some(alarms) = chunks.next().await?

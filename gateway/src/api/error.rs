@@ -10,7 +10,6 @@ use crate::auth::{AuthError, TokenError};
 use crate::consumer::Busy;
 use crate::json::Invalid;
 use crate::platform::list::ListError;
-use crate::platform::search::SearchError;
 use crate::store::StoreError;
 use crate::writer::{AttachError, Refused};
 
@@ -160,16 +159,7 @@ impl From<ListError> for ApiError {
     fn from(error: ListError) -> Self {
         match error {
             ListError::Store(error) => error.into(),
-            ListError::TooLarge { .. } => Self::unprocessable(error.to_string()),
-        }
-    }
-}
-
-impl From<SearchError> for ApiError {
-    fn from(error: SearchError) -> Self {
-        match error {
-            SearchError::Store(error) => error.into(),
-            SearchError::TooLarge { .. } | SearchError::TooMuch { .. } => Self::unprocessable(error.to_string()),
+            ListError::TooLarge { .. } | ListError::TooMuch { .. } => Self::unprocessable(error.to_string()),
         }
     }
 }

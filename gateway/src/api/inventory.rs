@@ -17,8 +17,9 @@ use crate::message::{Action, Api, Message, Tenant};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::children::{Kind, Relation, Shown, Side};
 use crate::platform::inventory::{self, ManagedObject};
+use crate::platform::list::Listed;
 use crate::platform::page::{Envelope, MAX_BYTES, PageRequest, flag};
-use crate::platform::search::{self, Bounds, Filter, Listed};
+use crate::platform::search::{self, Bounds, Filter};
 use crate::platform::{ProcessingMode, TooMany, deletion};
 use crate::store::{Statement, Value};
 use crate::time;
@@ -106,7 +107,7 @@ pub(super) async fn list(
 /// The answer to a list request; with references, which no stored size tells of, it may be too large.
 pub(super) fn rendered_page(
     envelope: &Envelope<'_>,
-    listed: &Listed,
+    listed: &Listed<ManagedObject>,
     push: impl Fn(&ManagedObject, &mut Vec<u8>),
 ) -> Result<Vec<u8>, ApiError> {
     let mut elements = Vec::new();
@@ -224,7 +225,7 @@ async fn doomed(app: &App, tenant: &Tenant, id: u64, wish: Wish) -> Result<BTree
         || ApiError::unprocessable(format!("More than {most} objects would be deleted; delete parts first."));
     let mut doomed = BTreeSet::from([id]);
     if wish.force || (wish.cascade && (object.is_device() || object.is_group())) {
-        doomed.extend(app.sources.below(id, most).map_err(|TooMany| too_many())?);
+        doomed.extend(app.sources.below(id, &Kind::ALL, most).map_err(|TooMany| too_many())?);
     } else if object.is_group() {
         let mut groups = vec![id];
         while let Some(group) = groups.pop() {

@@ -227,7 +227,7 @@ impl Family {
     ) -> Result<Response, ApiError> {
         let principal = caller.require(self.read)?;
         let query = query(uri);
-        let filter = (self.filter)(&query)?;
+        let filter = self.selects(app, &query)?;
         let page = PageRequest::parse(&query)?;
         let mut store = app.store.acquire().await?;
         let listed = list::list(&mut store, principal.tenant.as_str(), &filter, &page, MAX_BYTES).await?;
@@ -280,7 +280,7 @@ impl Family {
     ) -> Result<Response, ApiError> {
         let principal = caller.require(self.admin)?;
         let mode = self.mode(headers)?;
-        let filter = self.selection(&query(uri))?;
+        let filter = self.selection(app, &query(uri))?;
         let below = app.ids.take(1, &app.writer).await?;
         while mode.stores() {
             let tenant = principal.tenant.as_str();
@@ -294,9 +294,14 @@ impl Family {
     }
 
     /// The filter of a request that changes or deletes what it selects.
-    pub(super) fn selection(&self, query: &Query<'_>) -> Result<Filter, ApiError> {
+    pub(super) fn selection(&self, app: &App, query: &Query<'_>) -> Result<Filter, ApiError> {
         only_known(query, self.parameters)?;
-        Ok((self.filter)(query)?)
+        self.selects(app, query)
+    }
+
+    /// The filter of a request that reads.
+    pub(super) fn selects(&self, app: &App, query: &Query<'_>) -> Result<Filter, ApiError> {
+        Ok((self.filter)(query)?.follow(&app.sources, app.config.limits.bulk_count)?)
     }
 }
 

@@ -19,6 +19,8 @@ pub const NAMES: Names = Names { one: "alarm", collection: "alarmcollection", ma
 /// The parameters that select alarms.
 pub const PARAMETERS: &[&str] = &[
     "source",
+    "withSourceAssets",
+    "withSourceDevices",
     "type",
     "status",
     "severity",
@@ -144,14 +146,16 @@ pub fn filter(query: &Query<'_>) -> Result<Filter, Invalid> {
             return Err(Invalid::new("resolved", "no status is left with this and 'status'"));
         }
     }
-    Ok(Filter {
+    let mut filter = Filter {
         kinds: texts_parameter(query, "type")?,
         statuses,
         severities: words_parameter(query, "severity", &SEVERITIES.map(|(name, _)| name))?,
         created: Range::parse(query, "createdFrom", "createdTo")?,
         updated: Range::parse(query, "lastUpdatedFrom", "lastUpdatedTo")?,
         ..Filter::parse(query, "source")?
-    })
+    };
+    filter.parse_following(query)?;
+    Ok(filter)
 }
 
 /// Reads the body of a PUT on the collection: `{"status":"…"}` and nothing else (Cumulocity OpenAPI: "Currently, only the status

@@ -16,6 +16,8 @@ pub const NAMES: Names = Names { one: "event", collection: "eventcollection", ma
 /// The parameters that select events.
 pub const PARAMETERS: &[&str] = &[
     "source",
+    "withSourceAssets",
+    "withSourceDevices",
     "type",
     "dateFrom",
     "dateTo",
@@ -70,7 +72,7 @@ fn check_member(name: &str, raw: &str) -> Result<(), Invalid> {
 /// # Errors
 /// Names the parameter whose value cannot be used.
 pub fn filter(query: &Query<'_>) -> Result<Filter, Invalid> {
-    let filter = Filter {
+    let mut filter = Filter {
         kinds: text_parameter(query, "type")?.into_iter().collect(),
         created: Range::parse(query, "createdFrom", "createdTo")?,
         updated: Range::parse(query, "lastUpdatedFrom", "lastUpdatedTo")?,
@@ -81,6 +83,7 @@ pub fn filter(query: &Query<'_>) -> Result<Filter, Invalid> {
     if filter.fragment_value.is_some() && filter.fragment.is_none() {
         return Err(Invalid::new("fragmentValue", "is only for requests with fragmentType"));
     }
+    filter.parse_following(query)?;
     Ok(filter)
 }
 

@@ -6,8 +6,9 @@ use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection, SqliteExecutor};
 
+use super::children::Kind;
 use super::page::{PageRequest, Query, flag, parameter};
-use super::parse_id;
+use super::{Sources, TooMany, parse_id};
 use crate::json::Invalid;
 use crate::time;
 
@@ -43,6 +44,10 @@ pub trait Stored: Sized + Send + Unpin {
 pub struct Filter {
     /// Of this device.
     pub source: Option<u64>,
+    /// And of what is below it over links of these kinds.
+    pub following: Vec<Kind>,
+    /// What is below it, see [`Filter::follow`].
+    pub below: Vec<u64>,
     /// Of one of these types; none: of any.
     pub kinds: Vec<Box<str>>,
     /// Alarms and operations: in one of these states; none: in any.
@@ -109,6 +114,33 @@ impl Filter {
         })
     }
 
+    /// Finds what is below the device, as `following` says.
+    ///
+    /// # Errors
+    /// When that is more than `most` objects.
+    pub fn follow(mut self, sources: &Sources, most: usize) -> Result<Self, Invalid> {
+        if let Some(source) = self.source
+            && !self.following.is_empty()
+        {
+            let too_many = |TooMany| Invalid::new("", format!("more than {most} objects are below object '{source}'"));
+            self.below = sources.below(source, &self.following, most).map_err(too_many)?;
+        }
+        Ok(self)
+    }
+
+    /// Reads the parameters that widen `source` to what is below it.
+    pub(super) fn parse_following(&mut self, query: &Query<'_>) -> Result<(), Invalid> {
+        for (name, kind) in [("withSourceAssets", Kind::Assets), ("withSourceDevices", Kind::Devices)] {
+            if flag(query, name)? {
+                if self.source.is_none() {
+                    return Err(Invalid::new(name, "is only for requests with source"));
+                }
+                self.following.push(kind);
+            }
+        }
+        Ok(())
+    }
+
     /// A device's or a range's objects.
     pub(super) fn has_source_or_time(&self) -> bool {
         self.source.is_some() || self.time.is_given()
@@ -130,8 +162,15 @@ impl Filter {
         let tenant_column = if by_time && self.source.is_none() { "tenant" } else { "+tenant" };
         sql.push(" FROM ").push(T::TABLE).push(" WHERE ").push(tenant_column).push(" = ").push_bind(tenant.to_owned());
         sql.push(" AND NOT EXISTS (SELECT 1 FROM gone WHERE gone.source = ").push(T::TABLE).push(".source)");
-        if let Some(source) = self.source {
-            sql.push(" AND source = ").push_bind(source.cast_signed());
+        match self.source {
+            Some(source) if self.below.is_empty() => {
+                sql.push(" AND source = ").push_bind(source.cast_signed());
+            }
+            Some(source) => {
+                let all = [&[source], &*self.below].concat();
+                sql.push(" AND source IN (SELECT value FROM json_each(").push_bind(id_list(&all)).push("))");
+            }
+            None => {}
         }
         for (column, texts) in [("type", &self.kinds), ("status", &self.statuses), ("severity", &self.severities)] {
             push_any_of(column, texts, sql);
@@ -241,6 +280,14 @@ pub enum ListError {
     TooLarge {
         /// The limit.
         max_bytes: usize,
+    },
+    /// Too many objects would have to be looked at.
+    #[error("the list would look at more than {objects} objects or {bytes} bytes; narrow it by ids, type or children")]
+    TooMuch {
+        /// Limit of objects.
+        objects: usize,
+        /// Limit of bytes.
+        bytes: usize,
     },
 }
 

@@ -5,6 +5,7 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::alarm::word;
+use super::children::Kind;
 use super::list::{Filter, Stored, body_column, id_column, id_parameter, text_parameter, words_parameter};
 use super::merge::{changeable, merge};
 use super::object::{self, Names};
@@ -75,7 +76,7 @@ fn check_member(name: &str, raw: &str) -> Result<(), Invalid> {
 }
 
 /// Reads the filter's parameters; the first of several with one name counts, unknown ones are left alone. `agentId` selects the
-/// operations of that object itself.
+/// operations of that object and of all that is below it.
 ///
 /// # Errors
 /// Names the parameter whose value cannot be used.
@@ -89,7 +90,8 @@ pub fn filter(query: &Query<'_>) -> Result<Filter, Invalid> {
         fragment: text_parameter(query, "fragmentType")?,
         ..Filter::parse(query, "deviceId")?
     };
-    Ok(Filter { source: filter.source.or(agent), ..filter })
+    let following = if filter.source.is_none() && agent.is_some() { Kind::ALL.to_vec() } else { Vec::new() };
+    Ok(Filter { source: filter.source.or(agent), following, ..filter })
 }
 
 impl Operation {

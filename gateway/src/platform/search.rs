@@ -12,6 +12,7 @@ use sqlx::{QueryBuilder, Sqlite, SqlitePool};
 
 use super::children::{Kind, Relation, Side};
 use super::inventory::ManagedObject;
+use super::list::{ListError, Listed, text_parameter};
 use super::object::member;
 use super::page::{self, PageRequest, parameter};
 use super::query::{Expression, Property, Query, Subject};
@@ -135,13 +136,6 @@ impl Filter {
     }
 }
 
-fn text_parameter(query: &page::Query<'_>, name: &str) -> Result<Option<Box<str>>, Invalid> {
-    match parameter(query, name) {
-        Some("") => Err(Invalid::new(name, "must not be empty")),
-        value => Ok(value.map(Box::from)),
-    }
-}
-
 fn parse_ids(text: &str) -> Result<BTreeSet<u64>, Invalid> {
     let mut ids = BTreeSet::new();
     for id in text.split(',') {
@@ -199,50 +193,17 @@ fn holds_string(raw: &str, wanted: &str) -> bool {
     walked.is_ok() && found
 }
 
-/// One page of managed objects.
-#[derive(Clone, Debug)]
-pub struct Listed {
-    /// The objects of the page; none past the end.
-    pub objects: Vec<ManagedObject>,
-    /// Whether others follow.
-    pub more: bool,
-    /// The number of all that match, where the page wants a total.
-    pub total: Option<u64>,
-}
-
-/// Why there is no page.
-#[derive(Debug, thiserror::Error)]
-pub enum SearchError {
-    /// The store failed.
-    #[error("the store could not be read")]
-    Store(#[from] sqlx::Error),
-    /// The page would not fit into memory; a smaller one may.
-    #[error("pageSize: the page is larger than {max_bytes} bytes, ask for a smaller one")]
-    TooLarge {
-        /// The limit.
-        max_bytes: usize,
-    },
-    /// Too many objects would have to be looked at.
-    #[error("the list would look at more than {objects} objects or {bytes} bytes; narrow it by ids, type or children")]
-    TooMuch {
-        /// Limit of objects.
-        objects: usize,
-        /// Limit of bytes.
-        bytes: usize,
-    },
-}
-
 /// Reads a page.
 ///
 /// # Errors
-/// See [`SearchError`].
+/// See [`ListError`].
 pub async fn list(
     store: &SqlitePool,
     tenant: &str,
     filter: &Filter,
     page: &PageRequest,
     bounds: &Bounds,
-) -> Result<Listed, SearchError> {
+) -> Result<Listed<ManagedObject>, ListError> {
     let indexed = filter.is_indexed();
     let mut listed = Listed { objects: Vec::new(), more: false, total: None };
     if indexed && page.wants_total() {
@@ -256,7 +217,7 @@ pub async fn list(
         let chunk = scan.next(store, tenant, filter).await?;
         if scan.objects > bounds.scan_objects || scan.bytes > bounds.scan_bytes {
             let Bounds { scan_objects: objects, scan_bytes: bytes, .. } = *bounds;
-            return Err(SearchError::TooMuch { objects, bytes });
+            return Err(ListError::TooMuch { objects, bytes });
         }
         for object in chunk {
             if !indexed && !filter.wants(&object) {
@@ -268,7 +229,7 @@ pub async fn list(
             } else if listed.objects.len() < page.size as usize {
                 page_bytes += object.body.len();
                 if page_bytes > bounds.page_bytes {
-                    return Err(SearchError::TooLarge { max_bytes: bounds.page_bytes });
+                    return Err(ListError::TooLarge { max_bytes: bounds.page_bytes });
                 }
                 listed.objects.push(object);
             } else {
@@ -366,7 +327,12 @@ mod tests {
         form_urlencoded::parse(query.as_bytes()).collect()
     }
 
-    async fn asked(store: &Store, sources: &Sources, query: &str, bounds: &Bounds) -> Result<Listed, SearchError> {
+    async fn asked(
+        store: &Store,
+        sources: &Sources,
+        query: &str,
+        bounds: &Bounds,
+    ) -> Result<Listed<ManagedObject>, ListError> {
         let query = pairs(query);
         let (filter, page) = (Filter::parse(&query, sources).unwrap(), PageRequest::parse(&query).unwrap());
         list(&store.readers, "t", &filter, &page, bounds).await
@@ -467,7 +433,7 @@ mod tests {
         }
         for bounds in [Bounds { scan_objects: 1202, ..bounds }, Bounds { scan_bytes: 1203 * bytes - 1, ..bounds }] {
             let refused = asked(&store, &sources, "text=none", &bounds).await.unwrap_err();
-            assert!(matches!(refused, SearchError::TooMuch { .. }), "{refused}");
+            assert!(matches!(refused, ListError::TooMuch { .. }), "{refused}");
             assert!(asked(&store, &sources, "", &bounds).await.is_ok());
         }
     }

@@ -158,15 +158,15 @@ impl Sources {
     /// # Errors
     /// When there are more than `most`.
     pub fn above(&self, id: u64, most: usize) -> Result<Vec<u64>, TooMany> {
-        self.read().walk(id, most, |links| &links.parents)
+        self.read().walk(id, &Kind::ALL, most, |links| &links.parents)
     }
 
-    /// All that is below `id`; otherwise as [`Sources::above`].
+    /// All that is below `id` over links of these kinds; otherwise as [`Sources::above`].
     ///
     /// # Errors
     /// When there are more than `most`.
-    pub fn below(&self, id: u64, most: usize) -> Result<Vec<u64>, TooMany> {
-        self.read().walk(id, most, |links| &links.children)
+    pub fn below(&self, id: u64, kinds: &[Kind], most: usize) -> Result<Vec<u64>, TooMany> {
+        self.read().walk(id, kinds, most, |links| &links.children)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Objects> {
@@ -212,6 +212,7 @@ impl Objects {
     fn walk(
         &self,
         from: u64,
+        kinds: &[Kind],
         most: usize,
         next: impl Fn(&Links) -> &BTreeSet<(Kind, u64)>,
     ) -> Result<Vec<u64>, TooMany> {
@@ -221,8 +222,8 @@ impl Objects {
         let mut at = 0;
         let mut links = Some(links);
         loop {
-            for (_, id) in links.into_iter().flat_map(&next) {
-                if seen.insert(*id) {
+            for (kind, id) in links.into_iter().flat_map(&next) {
+                if kinds.contains(kind) && seen.insert(*id) {
                     if found.len() == most {
                         return Err(TooMany);
                     }
@@ -300,8 +301,9 @@ mod tests {
         }
         assert_eq!(sources.above(1000, 999).map(|ids| ids.len()), Ok(999));
         assert_eq!(sources.above(1000, 998), Err(TooMany));
-        assert_eq!(sources.below(1, 999).map(|ids| ids.len()), Ok(999));
-        assert_eq!(sources.below(1, 998), Err(TooMany));
+        assert_eq!(sources.below(1, &Kind::ALL, 999).map(|ids| ids.len()), Ok(999));
+        assert_eq!(sources.below(1, &Kind::ALL, 998), Err(TooMany));
+        assert_eq!(sources.below(1, &[Kind::Devices, Kind::Assets], 998), Ok(vec![]));
         sources.link(Kind::Devices, 1000, 1);
         assert_eq!(sources.above(1, 999).map(sorted), Ok((2..=1000).collect()), "a cycle ends where it began");
     }
@@ -352,7 +354,7 @@ mod tests {
                 prop_assert_eq!(sources.counts(&"t".into()), Counts { objects: 8, links: links.len() });
                 for id in 1..=8 {
                     prop_assert_eq!(sources.above(id, 8).map(sorted), Ok(closure(&links, id, true)));
-                    prop_assert_eq!(sources.below(id, 8).map(sorted), Ok(closure(&links, id, false)));
+                    prop_assert_eq!(sources.below(id, &Kind::ALL, 8).map(sorted), Ok(closure(&links, id, false)));
                 }
             }
         }
