@@ -1,7 +1,7 @@
 //! Shared consumers: clients that divide the messages of a topic by their source (seed 000, "Shared consumer tokens").
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -304,7 +304,7 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
     let mut scene = Scene::new(DEVICES, "").await;
     let mut accepted: BTreeMap<String, Vec<u64>> = BTreeMap::new();
     let mut first: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    let mut settled: BTreeSet<(String, u64)> = BTreeSet::new();
+    let mut settled: BTreeSet<Message> = BTreeSet::new();
     let mut next = 1;
     for round in 0..=ROUNDS {
         let mut clients = tokio::task::JoinSet::new();
@@ -314,11 +314,11 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
                 let (mut seen, mut acked) = (Vec::new(), Vec::new());
                 while let Some(frame) = member.try_next().await {
                     let message = (source(&frame), value_of(&frame.json()));
+                    seen.push((Instant::now(), message.clone()));
                     // The last round acknowledges everything, the others two of three.
                     if (round == ROUNDS || !message.1.is_multiple_of(3)) && member.try_ack(&frame).await {
-                        acked.push((message.clone(), std::time::Instant::now()));
+                        acked.push((message, Instant::now()));
                     }
-                    seen.push(message);
                 }
                 (seen, acked)
             });
@@ -340,17 +340,17 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
                 });
             }
             tokio::time::sleep(Duration::from_millis(700)).await;
-            let killed = std::time::Instant::now();
+            let killed = Instant::now();
             scene.gateway.kill9();
             for (device, numbers) in posts.join_all().await {
                 accepted.entry(device).or_default().extend(numbers);
             }
             next = accepted.values().flatten().max().unwrap() + 2;
-            for (seen, acked) in clients.join_all().await {
-                note(&mut first, &settled, seen);
-                let held = acked.into_iter().filter(|(_, at)| killed.duration_since(*at) >= Duration::from_millis(250));
-                settled.extend(held.map(|(message, _)| message));
-            }
+            let (seen, acked): (Vec<_>, Vec<_>) = clients.join_all().await.into_iter().unzip();
+            note(&mut first, &settled, &seen);
+            let held = acked.into_iter().flatten();
+            let held = held.filter(|(_, at)| killed.duration_since(*at) >= Duration::from_millis(250));
+            settled.extend(held.map(|(message, _)| message));
             scene.gateway.restart_process().await;
         } else {
             // The clients close once there has been nothing for them to do.
@@ -361,9 +361,8 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
             })
             .await;
             scene.gateway.stop().await;
-            for (seen, _) in clients.join_all().await {
-                note(&mut first, &settled, seen);
-            }
+            let (seen, _): (Vec<_>, Vec<_>) = clients.join_all().await.into_iter().unzip();
+            note(&mut first, &settled, &seen);
         }
     }
     for (device, numbers) in &accepted {
@@ -376,9 +375,14 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
     assert_eq!(kept, 0, "everything is acknowledged");
 }
 
-/// First deliveries keep the order of their source.
-fn note(first: &mut BTreeMap<String, Vec<u64>>, settled: &BTreeSet<(String, u64)>, seen: Vec<(String, u64)>) {
-    for message in seen {
+/// One message: its device, and which of the device's it is.
+type Message = (String, u64);
+
+/// First deliveries keep the order of their source, also where it moved from one client to another meanwhile.
+fn note(first: &mut BTreeMap<String, Vec<u64>>, settled: &BTreeSet<Message>, seen: &[Vec<(Instant, Message)>]) {
+    let mut seen = seen.concat();
+    seen.sort_by_key(|(at, _)| *at);
+    for (_, message) in seen {
         assert!(!settled.contains(&message), "{message:?} was acknowledged, and came again");
         let (device, number) = message;
         let numbers = first.entry(device).or_default();
