@@ -17,9 +17,10 @@ use super::{ApiError, App, AppState, Caller, Reply, found, json_limits, processi
 use crate::auth::Role;
 use crate::json::Invalid;
 use crate::message::{Api, Tenant};
-use crate::platform::children::{self, Kind, Posted, Relation, Shown, Side, push_reference};
+use crate::platform::children::{self, Posted, Shown, push_reference};
 use crate::platform::inventory::ManagedObject;
 use crate::platform::page::{Envelope, PageRequest};
+use crate::platform::relation::{Kind, Relation, Side};
 use crate::platform::search::{self, Bounds, Filter};
 use crate::platform::{ProcessingMode, parse_id};
 use crate::store::{Statement, Value};

@@ -5,9 +5,9 @@ use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteExecutor, SqlitePool};
 
-use super::children::{Kind, Relation};
 use super::merge::merge;
 use super::object::{member, stored_text};
+use super::relation::{Kind, Relation};
 use super::{PATH, Sources, check_name, push_decimal, push_self, short_string};
 use crate::json::{self, Invalid, Limits, Member, Members};
 use crate::message::Tenant;

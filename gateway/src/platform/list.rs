@@ -6,8 +6,8 @@ use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row as _, Sqlite, SqliteConnection, SqliteExecutor};
 
-use super::children::Kind;
 use super::page::{PageRequest, Query, flag, parameter};
+use super::relation::Kind;
 use super::{Sources, TooMany, parse_id};
 use crate::json::Invalid;
 use crate::time;

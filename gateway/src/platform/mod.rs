@@ -19,6 +19,7 @@ pub mod object;
 pub mod operation;
 pub mod page;
 pub mod query;
+pub mod relation;
 pub mod search;
 mod sources;
 

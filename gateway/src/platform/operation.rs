@@ -5,11 +5,11 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use super::alarm::word;
-use super::children::Kind;
 use super::list::{Filter, Stored, body_column, id_column, id_parameter, text_parameter, words_parameter};
 use super::merge::{changeable, merge};
 use super::object::{self, Names};
 use super::page::{Query, parameter};
+use super::relation::Kind;
 use super::{check_name, id_value, missing, push_decimal};
 use crate::json::{self, Invalid, Limits, Member, Members};
 

@@ -10,12 +10,12 @@ use std::collections::BTreeSet;
 use futures_util::TryStreamExt as _;
 use sqlx::{QueryBuilder, Sqlite, SqlitePool};
 
-use super::children::{Kind, Relation, Side};
 use super::inventory::ManagedObject;
 use super::list::{ListError, Listed, text_parameter};
 use super::object::member;
 use super::page::{self, PageRequest, parameter};
 use super::query::{Expression, Property, Query, Subject};
+use super::relation::{Kind, Relation, Side};
 use super::{Sources, parse_id};
 use crate::json::{self, Invalid};
 

@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::children::{Kind, Relation, Side};
+use super::relation::{Kind, Relation, Side};
 use crate::message::Tenant;
 
 /// All managed objects. 100 bytes or so for each, its name, and twice 20 for each link.

@@ -8,8 +8,8 @@ use nix::time::{ClockId, clock_gettime};
 use wasmtime::{ResourceLimiter, Result};
 
 use super::bindings::filter::tidegate::plugin::{body_access, log, types};
-use super::instance::Loaded;
 use super::pointer::{self, Found};
+use super::throttle::Throttle;
 use super::{Instance, PluginLimits};
 use crate::message::Message;
 
@@ -46,17 +46,17 @@ pub(super) struct Host {
     pub(super) budget: Budget,
     /// There while a call runs.
     pub(super) batch: Option<Batch>,
-    loaded: Arc<Loaded>,
+    lines: Arc<Throttle>,
     instance: Instance,
 }
 
 impl Host {
-    pub(super) fn new(loaded: &Arc<Loaded>, instance: &Instance, limits: &PluginLimits) -> Self {
+    pub(super) fn new(lines: &Arc<Throttle>, instance: &Instance, limits: &PluginLimits) -> Self {
         Self {
             limiter: Limiter { memory_left: limits.memory_bytes, denied: false },
             budget: Budget::of(Duration::ZERO),
             batch: None,
-            loaded: Arc::clone(loaded),
+            lines: Arc::clone(lines),
             instance: instance.clone(),
         }
     }
@@ -143,7 +143,7 @@ impl body_access::Host for Host {
 
 impl log::Host for Host {
     fn write(&mut self, level: log::Level, text: String) -> Result<()> {
-        let Some(suppressed) = self.loaded.lines.pass(Instant::now()) else {
+        let Some(suppressed) = self.lines.pass(Instant::now()) else {
             return Ok(());
         };
         let (plugin, tenant, text) = (self.instance.plugin().name(), self.instance.tenant(), cut(&text));

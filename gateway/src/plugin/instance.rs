@@ -31,7 +31,7 @@ pub(super) struct Loaded {
     /// Keeps faults from flooding the log.
     pub(super) faults: Throttle,
     /// Keeps the guest's own lines from flooding the log.
-    pub(super) lines: Throttle,
+    pub(super) lines: Arc<Throttle>,
 }
 
 enum World {
@@ -49,7 +49,7 @@ impl Loaded {
         Ok(Self {
             world: world.map_err(|error| format!("{error:#}"))?,
             faults: Throttle::new(1),
-            lines: Throttle::new(lines),
+            lines: Arc::new(Throttle::new(lines)),
         })
     }
 }
@@ -108,7 +108,7 @@ impl Live {
         count: &Arc<AtomicUsize>,
         time: Duration,
     ) -> Result<Self, Fault> {
-        let host = Host::new(loaded, instance, limits);
+        let host = Host::new(&loaded.lines, instance, limits);
         let mut store = Store::new(loaded.engine(), host);
         store.limiter(|host| &mut host.limiter);
         store.set_hostcall_fuel(limits.copy_bytes);

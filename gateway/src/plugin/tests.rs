@@ -465,9 +465,9 @@ fn a_guest_sees_the_running_batch_only() {
     let engine = engine::engine(&quick()).unwrap();
     let compile = || Compiler::Here.compile(&engine, &quick(), FILTER.name(), FILTER.wasm());
     let component = Cache::open(&shared_cache()).load(&engine, FILTER.name(), FILTER.wasm(), compile).unwrap();
-    let loaded = Arc::new(Loaded::new(&engine, FILTER, &component, 10).unwrap());
+    let loaded = Loaded::new(&engine, FILTER, &component, 10).unwrap();
     let key = Key { hash: 0, tenant: "t1".into(), plugin: FILTER, settings: "".into() };
-    let mut host = Host::new(&loaded, &Instance(Arc::new(key)), &quick());
+    let mut host = Host::new(&loaded.lines, &Instance(Arc::new(key)), &quick());
     assert!(host.get(0, "/n".into()).is_err(), "nothing runs");
     let bodies = (0..3).map(|n| message("", &format!(r#"{{"n":{n},"s":"é","o":{{"x":[1]}},"b":true,"z":null}}"#)));
     host.batch = Some(Batch::new(&Arc::new(bodies.collect()), 1..3));
