@@ -13,6 +13,7 @@ mod identity;
 mod inventory;
 mod listen;
 mod measurements;
+mod notifications;
 mod objects;
 mod plugins;
 mod shaping;
