@@ -11,6 +11,7 @@ mod discovery;
 mod harness;
 mod identity;
 mod inventory;
+mod limits;
 mod listen;
 mod measurements;
 mod notifications;
