@@ -81,7 +81,9 @@ async fn json_that_is_nested_too_deep_is_422() {
         gateway.post(path, &with(6)).await.error(422, "nested deeper than 5 levels");
     }
     let deep = json!({"context": "tenant", "subscription": nested(6)});
-    gateway.post("/notification2/token", &deep).await.error(422, "nested deeper than 5 levels");
+    for path in ["/notification2/subscriptions", "/notification2/token"] {
+        gateway.post(path, &deep).await.error(422, "nested deeper than 5 levels");
+    }
 }
 
 // `limits.bulk_count`, of objects in one request and of references.
