@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Gateway, PASSWORD, forwarded, measurement, raw};
+use crate::harness::{Call, Gateway, PASSWORD, forwarded, measurement, raw};
 
 // Cumulocity OpenAPI: 401 `security/Unauthorized`, 403 `security/Forbidden`, always `{error, message, info}`.
 #[tokio::test]
@@ -67,7 +67,8 @@ async fn a_bare_user_belongs_to_the_tenant_edge() {
     gateway.get("/notification2").user("admin", PASSWORD).await.expect(200);
 }
 
-// Report 7: a user without ROLE_NOTIFICATION_2_ADMIN gets 403 with a message on subscriptions and tokens.
+// Seed 000, "Creating subscriptions" and "Creating tokens": ROLE_NOTIFICATION_2_ADMIN is needed.
+// Cumulocity-IoT/cumulocity-dynamic-mapper#322: users want to be told.
 #[tokio::test]
 async fn what_no_role_allows_is_403_and_changes_nothing() {
     let gateway = Gateway::start().await;
@@ -104,6 +105,31 @@ async fn what_no_role_allows_is_403_and_changes_nothing() {
     assert_eq!(kept["name"], "pump");
     let list = gateway.get("/measurement/measurements").user("edge/reader", PASSWORD).await.expect(200).json();
     assert_eq!(list["measurements"], json!([]));
+}
+
+// Seed 000, "Creating subscriptions" and "Creating tokens". The role opens every device of the tenant to whoever has it, and
+// nothing else.
+#[tokio::test]
+async fn the_role_for_notifications_is_enough_for_all_of_them() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    gateway.add_user("edge", "listener", "ROLE_NOTIFICATION_2_ADMIN").await;
+    let listener = |call: Call| call.user("edge/listener", PASSWORD);
+    let made = listener(gateway.post("/notification2/subscriptions", &forwarded("Sub1", &device))).await.expect(201);
+    let request = json!({"subscription": "Sub1", "subscriber": "subA"});
+    let token = listener(gateway.post("/notification2/token", &request)).await.expect(200).json();
+    let token = token["token"].as_str().unwrap();
+    let mut consumer = gateway.consumer_with(token).await.unwrap();
+    gateway.measure(&device, "t", 1).await;
+    assert_eq!(consumer.receive().await.description, format!("/edge/measurements/{device}"));
+    listener(gateway.call("POST", &format!("/notification2/unsubscribe?token={token}"))).await.expect(200);
+    let path = format!("/notification2/subscriptions/{}", made.json()["id"].as_str().unwrap());
+    for path in ["/notification2", "/notification2/subscriptions", &path] {
+        listener(gateway.get(path)).await.expect(200);
+    }
+    listener(gateway.delete(&path)).await.expect(204);
+    listener(gateway.get(&format!("/inventory/managedObjects/{device}"))).await.error(403, "");
+    listener(gateway.get("/measurement/measurements")).await.error(403, "");
 }
 
 #[tokio::test]
@@ -149,7 +175,7 @@ async fn tenants_do_not_see_each_other() {
     assert_eq!(theirs.receive().await.description, format!("/other/managedobjects/{id}"), "their first message");
 }
 
-// `decisions`: a state-changing request with a foreign Origin is 403.
+// A request that would change something and has a foreign Origin is 403.
 #[tokio::test]
 async fn pages_of_other_sites_cannot_change_anything() {
     let gateway = Gateway::start().await;
@@ -160,7 +186,7 @@ async fn pages_of_other_sites_cannot_change_anything() {
     gateway.get("/notification2").header("Origin", "http://evil.example").await.expect(200);
 }
 
-// `decisions`: no CORS headers unless `http.cors_origins`.
+// No CORS headers unless `http.cors_origins`.
 #[tokio::test]
 async fn only_pages_of_named_origins_may_use_the_api_from_a_browser() {
     let named = "https://dashboard.example";

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Consumer, Gateway, PASSWORD};
+use crate::harness::{Consumer, Gateway, PASSWORD, event};
 
 const OBJECTS: &str = "/inventory/managedObjects";
 const KINDS: [(&str, &str); 3] =
@@ -195,7 +195,8 @@ async fn the_tree_is_bounded() {
     gateway.device("another").await;
 }
 
-// Seed 000: an object is the subject of its own messages only; children change without a word to their parents.
+// Seed 001, "Notification message header and content": an object is the subject of its own messages only; children change
+// without a word to their parents.
 #[tokio::test]
 async fn deletions_follow_the_documented_rules_and_tell_of_each_object_once() {
     let gateway = Gateway::start().await;
@@ -423,13 +424,8 @@ async fn links_made_and_broken_at_once_leave_memory_and_disk_alike() {
     assert_eq!(all(&gateway).await, before);
 }
 
-/// An event of `device`, as small as it may be.
-fn event(device: &str, text: &str) -> Value {
-    json!({"source": {"id": device}, "type": "c8y_Door", "text": text, "time": "2026-03-01T12:00:00.000Z"})
-}
-
 async fn post_event(gateway: &Gateway, device: &str, text: &str) {
-    gateway.post("/event/events", &event(device, text)).await.expect(201);
+    gateway.post("/event/events", &event(device, "c8y_Door", text)).await.expect(201);
 }
 
 async fn unlink(gateway: &Gateway, parent: &str, kind: &str, child: &str) {
@@ -507,6 +503,7 @@ async fn subscriptions_follow_children_of_every_kind_to_any_depth() {
     assert_eq!(children.receive().await.json()["text"], "still below");
 }
 
+// `limits.ancestors`.
 #[tokio::test]
 async fn a_tree_that_is_too_high_refuses_rather_than_loses() {
     let gateway = Gateway::with("[limits]\nancestors = 2").await;
@@ -525,7 +522,7 @@ async fn a_tree_that_is_too_high_refuses_rather_than_loses() {
         .subscribe(&json!({"context": "mo", "source": source, "subscription": "S", "subscriptionFilter": filter}))
         .await;
     post_event(&gateway, &devices[2], "two above").await;
-    let refused = gateway.post("/event/events", &event(&devices[3], "three above")).await;
+    let refused = gateway.post("/event/events", &event(&devices[3], "c8y_Door", "three above")).await;
     refused.error(422, "has more than 2 others above it");
 }
 

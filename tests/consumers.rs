@@ -27,7 +27,8 @@ async fn measure(gateway: &Gateway, device: &str, values: std::ops::RangeInclusi
     }
 }
 
-// `cumulocity` 3.2: acknowledgement, description, action, further lines, a blank line, JSON on one line.
+// Seed 001, "Notification message header and content": acknowledgement, description, action, further lines, a blank line, the
+// body as UTF-8 text; on one line, since clients take the last line of a frame.
 #[tokio::test]
 async fn a_frame_has_its_headers_and_the_stored_object_as_its_body() {
     let (gateway, device) = line("").await;
@@ -46,7 +47,9 @@ async fn a_frame_has_its_headers_and_the_stored_object_as_its_body() {
     }
 }
 
-// Report 1 and trap T7: a second exclusive client is refused by the upgrade, with 409, until the first is gone.
+// Seed 000, "Shared consumer tokens": only one client can connect as an exclusive consumer.
+// Cumulocity-IoT/cumulocity-python-api#97: the second is refused by the upgrade itself, with 409, until the first is gone, so
+// that clients try again.
 #[tokio::test]
 async fn an_exclusive_consumer_has_one_connection() {
     let (gateway, device) = line("").await;
@@ -65,6 +68,7 @@ async fn an_exclusive_consumer_has_one_connection() {
     gateway.reconnect("Sub1", "subA").await;
 }
 
+// Seed 001, "Notification acknowledgments": the flow stops until some of the unacknowledged messages are acknowledged.
 #[tokio::test]
 async fn delivery_stops_at_the_window_and_goes_on_with_acknowledgements() {
     let (gateway, device) = line("[consumer]\nwindow = 3").await;
@@ -82,7 +86,7 @@ async fn delivery_stops_at_the_window_and_goes_on_with_acknowledgements() {
     assert!(consumer.is_silent_for(SILENCE).await);
 }
 
-// Seed 001: the flow stops at 1000 unacknowledged messages by default.
+// Seed 001, "Notification acknowledgments": "1000 by default".
 #[tokio::test]
 async fn the_window_has_1000_messages_by_default() {
     let (gateway, device) = line("").await;
@@ -97,7 +101,8 @@ async fn the_window_has_1000_messages_by_default() {
     assert_eq!(values(&consumer.take(10).await), (1001..=1010).collect::<Vec<_>>());
 }
 
-// "Individual, out-of-order acknowledgements": what was acknowledged stays so, the rest comes again, in order.
+// Seed 001, "Notification acknowledgments" (none is cumulative) and "Dealing with notification duplication": what was
+// acknowledged stays so, the rest comes again, in order.
 #[tokio::test]
 async fn everything_unacknowledged_comes_again_in_order_after_a_reconnect() {
     let (gateway, device) = line("").await;
@@ -125,11 +130,12 @@ async fn acknowledge_some(consumer: &mut Consumer, acked: &[usize]) -> Vec<Frame
         consumer.ack(&frames[*index]).await;
     }
     consumer.ping().await;
-    // `decisions` 5: acknowledgements are committed within 20 ms, and hold 250 ms after they were written.
+    // Acknowledgements are committed within 20 ms, and hold 250 ms after they were written.
     tokio::time::sleep(Duration::from_millis(300)).await;
     frames
 }
 
+// Seed 000, "Persistent and non-persistent subscriptions": secondary storage holds backlogs and positions.
 #[tokio::test]
 async fn everything_unacknowledged_comes_again_in_order_after_a_restart_and_after_kill_9() {
     let (mut gateway, device) = line("").await;
@@ -159,7 +165,8 @@ async fn everything_unacknowledged_comes_again_in_order_after_a_restart_and_afte
     }
 }
 
-// Report 9: each consumer has its own cursor, from its own first connection on.
+// Seed 000, "Consumer lifecycle": a consumer and its backlog begin with its first connection, and each consumer has a position
+// of its own (reubenmiller/go-c8y-cli#454).
 #[tokio::test]
 async fn consumers_have_their_own_cursors_and_one_that_never_connected_has_nothing() {
     let (gateway, device) = line("").await;
@@ -182,7 +189,8 @@ async fn consumers_have_their_own_cursors_and_one_that_never_connected_has_nothi
     assert_eq!(values(&[c.next().await]), [7]);
 }
 
-// "Acks for ids never sent, binary frames, 10 kB where an ack belongs: connection and store unharmed."
+// Seed 001, "Notification acknowledgments": one message at a time, on the connection that it came on; "unique to a particular
+// notification and consumer"; no batches. Whatever else a client sends harms neither the connection nor the store.
 #[tokio::test]
 async fn garbage_from_a_client_harms_nothing() {
     let (gateway, device) = line("").await;
@@ -190,6 +198,8 @@ async fn garbage_from_a_client_harms_nothing() {
     let mut b = gateway.consumer("Sub1", "subB").await;
     measure(&gateway, &device, 1..=3).await;
     let (of_a, of_b) = (a.take(3).await, b.take(3).await);
+    let acks: std::collections::BTreeSet<_> = of_a.iter().chain(&of_b).map(|frame| &frame.ack).collect();
+    assert_eq!(acks.len(), 6, "unique to a message and a consumer");
     for garbage in ["", " ", "CAAQACAAMAE=", "\u{0}", "ä", "\"quoted\"", "unsubscribe", &"x".repeat(10_000)] {
         a.send(garbage).await;
     }
@@ -200,6 +210,9 @@ async fn garbage_from_a_client_harms_nothing() {
     }
     let quoted = format!("\"{}\"", of_a[0].ack);
     a.send(&quoted).await;
+    for separator in ["\n", ",", ""] {
+        a.send(&[&*of_a[0].ack, &of_a[1].ack].join(separator)).await;
+    }
     a.ping().await;
     a.close().await;
     let mut a = gateway.reconnect("Sub1", "subA").await;
@@ -238,7 +251,8 @@ async fn a_frame_larger_than_the_gateway_reads_ends_that_connection_only() {
     assert_eq!(values(&[a.next().await, b.next().await]), [1, 1]);
 }
 
-// Trap T11 and report 24: `unsubscribe_subscriber` is a command, with and without a newline; the subscription stays.
+// Seed 000, "Consumer lifecycle": the backlog goes when it is unsubscribed, the subscription stays. go-c8y and the Java client
+// send `unsubscribe_subscriber` for it, with or without a newline.
 #[tokio::test]
 async fn a_consumer_unsubscribes_in_band() {
     let (gateway, device) = line("").await;
@@ -259,7 +273,8 @@ async fn a_consumer_unsubscribes_in_band() {
     assert_eq!(values(&[anew.next().await]), [3]);
 }
 
-// `decisions` 10 and report 14: the idle timer is reset by texts in either direction and by the client's pings, by nothing else.
+// Seed 001, "WebSocket timeouts": what keeps a connection is texts in either direction and the client's pings
+// (reubenmiller/go-c8y-cli#243), nothing else.
 #[tokio::test]
 async fn idle_connections_are_closed_unless_texts_pass_or_the_client_pings() {
     let (gateway, device) = line("[consumer]\nidle_seconds = 1").await;
@@ -295,7 +310,7 @@ async fn fill(gateway: &Gateway, device: &str) {
     }
 }
 
-// "Answer pings promptly even under load, do not queue pongs behind data": a client that has not read for a while finds the answer
+// Seed 001, "WebSocket timeouts": pings are how clients keep a connection. One that has not read for a while finds the answer
 // behind what was on its way, ahead of what waited.
 #[tokio::test]
 async fn pings_are_answered_ahead_of_queued_messages() {
@@ -335,24 +350,33 @@ async fn a_client_that_pings_and_does_not_read_costs_no_memory() {
     assert!(grown < 10_000, "{grown} KiB");
 }
 
-// Report 5: a consumer's backlog ends with it, and what nobody is waiting for is not stored.
+/// Stops the gateway and counts the messages on its disk.
+async fn kept(gateway: &mut Gateway) -> i64 {
+    gateway.stop().await;
+    let mut database = gateway.database().await;
+    sqlx::query_scalar("SELECT count(*) FROM msg").fetch_one(&mut database).await.unwrap()
+}
+
+// Seed 000, "Consumer lifecycle": a message is stored once, until no backlog refers to it, and not at all where there is none
+// (Cumulocity-IoT/cumulocity-dynamic-mapper#248).
 #[tokio::test]
 async fn what_no_consumer_needs_any_more_is_not_kept() {
     let (mut gateway, device) = line("").await;
     measure(&gateway, &device, 1..=5).await;
-    let mut a = gateway.consumer("Sub1", "subA").await;
-    let b = gateway.consumer("Sub1", "subB").await;
+    gateway.consumer("Sub1", "subA").await.close().await;
+    gateway.consumer("Sub1", "subB").await.close().await;
     measure(&gateway, &device, 6..=10).await;
+    assert_eq!(kept(&mut gateway).await, 5, "once, though two consumers wait for them");
+    gateway.restart_process().await;
+    let mut a = gateway.consumer("Sub1", "subA").await;
     for _ in 6..=10 {
         a.receive().await;
     }
     a.close().await;
-    b.close().await;
+    assert_eq!(kept(&mut gateway).await, 5, "subB has not seen them");
+    gateway.restart_process().await;
     let token = gateway.token("Sub1", "subB").await;
-    eventually("subB is unsubscribed", async || (gateway.unsubscribe(&token).await.status == 200).then_some(())).await;
+    gateway.unsubscribe(&token).await.expect(200);
     measure(&gateway, &device, 11..=12).await;
-    gateway.stop().await;
-    let mut database = gateway.database().await;
-    let kept: i64 = sqlx::query_scalar("SELECT count(*) FROM msg").fetch_one(&mut database).await.unwrap();
-    assert_eq!(kept, 2, "only what subA has not seen");
+    assert_eq!(kept(&mut gateway).await, 2, "only what subA has not seen");
 }

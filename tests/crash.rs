@@ -18,7 +18,7 @@ use crate::harness::{Consumer, Frame, Gateway, Producer, Setup, eventually, forw
 
 const PRODUCERS: usize = 16;
 const SOURCES_EACH: usize = 2;
-/// `decisions` 5: acknowledgements that were written this long before the kill hold.
+/// Acknowledgements that were written this long before the kill hold.
 const ACK_HOLDS_AFTER: Duration = Duration::from_millis(250);
 
 /// One message: the id of its device, and which of the device's it is.

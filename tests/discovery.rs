@@ -120,7 +120,7 @@ async fn proxy(gateway: &Gateway) -> String {
     addr.to_string()
 }
 
-// Report 13: behind a proxy with a fixed path prefix, upgrades work and links have the prefix.
+// reubenmiller/go-c8y#33: behind a proxy with a fixed path prefix, upgrades work and links have the prefix.
 #[tokio::test]
 async fn behind_a_proxy_links_begin_with_the_public_url() {
     let gateway = Gateway::with("[http]\npublic_url = 'https://site.example/edge1'\n").await;

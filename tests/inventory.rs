@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Consumer, Gateway, PASSWORD, raw};
+use crate::harness::{Gateway, PASSWORD, raw};
 
 const VENDOR: &str = "application/vnd.com.nsn.cumulocity.managedobject+json";
 const MISSING: &str = "Finding device data from database failed";
@@ -149,86 +149,6 @@ async fn ids_that_are_none_are_404() {
         let refused = gateway.get(&format!("/inventory/managedObjects/{id}")).await;
         assert_eq!(refused.json()["error"], "inventory/Not Found", "{id}");
         refused.error(404, MISSING);
-    }
-}
-
-// Seed 000: mo context cannot announce creations; tenant context announces nothing else.
-#[tokio::test]
-async fn contexts_and_apis_decide_which_changes_are_told() {
-    let gateway = Gateway::start().await;
-    let device = gateway.device("pump").await;
-    let subscribe = async |topic: &str, context: &str, apis: Option<&[&str]>| -> Consumer {
-        let mut subscription = json!({"context": context, "subscription": topic});
-        if context == "mo" {
-            subscription["source"] = json!({"id": device});
-        }
-        if let Some(apis) = apis {
-            subscription["subscriptionFilter"] = json!({"apis": apis});
-        }
-        gateway.subscribe(&subscription).await;
-        gateway.consumer(topic, "subA").await
-    };
-    const SENTINEL: &str = "sentinel";
-    let mut consumers = Vec::new();
-    for (topic, context, apis, expected) in [
-        (
-            "MoAll",
-            "mo",
-            Some(&["*"][..]),
-            &["measurements CREATE", "managedobjects UPDATE", "managedobjects DELETE"][..],
-        ),
-        ("MoNone", "mo", None, &["measurements CREATE", "managedobjects UPDATE", "managedobjects DELETE"]),
-        ("MoInventory", "mo", Some(&["managedobjects"]), &["managedobjects UPDATE", "managedobjects DELETE"]),
-        ("MoMeasurements", "mo", Some(&["measurements"]), &["measurements CREATE"]),
-        ("TenantAll", "tenant", Some(&["*"]), &["managedobjects CREATE"]),
-        ("TenantNone", "tenant", None, &["managedobjects CREATE"]),
-        ("TenantMeasurements", "tenant", Some(&["measurements"]), &["measurements CREATE"]),
-        (
-            "TenantBoth",
-            "tenant",
-            Some(&["measurements", "managedobjects"]),
-            &["managedobjects CREATE", "measurements CREATE"],
-        ),
-    ] {
-        consumers.push((topic, subscribe(topic, context, apis).await, expected));
-    }
-
-    let other = gateway.device("other").await;
-    gateway.measure(&device, "t", 1).await;
-    let object = format!("/inventory/managedObjects/{device}");
-    gateway.put(&object, &json!({"name": "pump 2"})).await.expect(200);
-    gateway.delete(&object).await.expect(204);
-    // One message that everybody gets tells that nothing else is under way.
-    for (topic, ..) in &consumers {
-        let both = json!(["managedobjects", "measurements"]);
-        let everything = json!({
-            "context": "mo", "source": {"id": other}, "subscription": topic, "subscriptionFilter": {"apis": both},
-        });
-        gateway.subscribe(&everything).await;
-    }
-    gateway.put(&format!("/inventory/managedObjects/{other}"), &json!({"name": SENTINEL})).await.expect(200);
-
-    for (topic, consumer, expected) in &mut consumers {
-        let mut seen = Vec::new();
-        loop {
-            let frame = consumer.receive().await;
-            let body = frame.json();
-            if body["name"] == SENTINEL {
-                break;
-            }
-            let mut parts = frame.description.split('/').skip(1);
-            assert_eq!(parts.next(), Some("edge"));
-            let api = parts.next().unwrap();
-            let subject = if frame.action == "CREATE" && api == "managedobjects" { &other } else { &device };
-            assert_eq!(parts.next(), Some(subject.as_str()), "{frame:?}");
-            seen.push(format!("{api} {}", frame.action));
-            if frame.action == "DELETE" {
-                assert_eq!(body, json!({"id": device}));
-            } else if api == "managedobjects" {
-                assert_eq!(body["childDevices"]["references"], json!([]), "the whole object");
-            }
-        }
-        assert_eq!(seen, *expected, "{topic}");
     }
 }
 

@@ -245,7 +245,7 @@ async fn bad_measurements_are_422_and_name_the_field() {
     assert_eq!(value_of(&consumer.receive().await.json()), 2, "nothing of all that was told");
 }
 
-// `limits`: oversized bodies are 413 before they are read whole, announced or not.
+// `limits.body_bytes` and `limits.bulk_bytes`: oversized bodies are 413 before they are read whole, announced or not.
 #[tokio::test]
 async fn bodies_over_the_limit_are_413() {
     let gateway = Gateway::with("[limits]\nbody_bytes = 2000\nbulk_bytes = 8000").await;
@@ -277,7 +277,7 @@ async fn bodies_over_the_limit_are_413() {
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
 }
 
-// `decisions` 7: a request whose rendered frame would pass the limit gets 413 before anything is stored.
+// `limits.frame_bytes`.
 #[tokio::test]
 async fn a_frame_over_the_limit_is_413_and_nothing_is_stored() {
     let gateway = Gateway::with("[limits]\nframe_bytes = 1000").await;
@@ -294,6 +294,7 @@ async fn a_frame_over_the_limit_is_413_and_nothing_is_stored() {
     assert_eq!(values(&list), [1, 2]);
 }
 
+// `limits.fan_out_messages` and `limits.fan_out_bytes`.
 #[tokio::test]
 async fn a_request_for_too_many_topics_is_413_and_nothing_is_stored() {
     let gateway = Gateway::with("[limits]\nfan_out_messages = 5\nfan_out_bytes = 2000").await;

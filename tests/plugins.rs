@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::harness::{Consumer, Gateway, forwarded, measurement, typed, value_of};
 
-/// A gateway whose `plugin` is the faulty guest of that name.
-async fn faulty(plugin: &str, guest: &str) -> (Gateway, tempfile::TempDir) {
+/// A gateway whose `plugin` is the faulty guest of that name; `more` follows in the part `plugins` of its configuration.
+pub(crate) async fn faulty(plugin: &str, guest: &str, more: &str) -> (Gateway, tempfile::TempDir) {
     let components = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/components");
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| -> PathBuf { directory.path().join(format!("{name}.wasm")) };
@@ -16,7 +16,7 @@ async fn faulty(plugin: &str, guest: &str) -> (Gateway, tempfile::TempDir) {
         fs::copy(components.join(format!("{name}.wasm")), place(name)).unwrap();
     }
     fs::copy(components.join("faulty").join(format!("{guest}.wasm")), place(plugin)).unwrap();
-    let config = format!("[plugins]\nbuiltin_dir = '{}'\n", directory.path().display());
+    let config = format!("[plugins]\nbuiltin_dir = '{}'\n{more}", directory.path().display());
     (Gateway::with(&config).await, directory)
 }
 
@@ -32,7 +32,7 @@ struct Scene {
 
 impl Scene {
     async fn new(plugin: &str, guest: &str) -> Self {
-        let (gateway, components) = faulty(plugin, guest).await;
+        let (gateway, components) = faulty(plugin, guest, "").await;
         let (needs, plain) = (gateway.device("needs").await, gateway.device("plain").await);
         let mut subscription = forwarded("Needs", &needs);
         match plugin {

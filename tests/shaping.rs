@@ -6,7 +6,8 @@ use crate::harness::{Gateway, forwarded, measurement, typed, value_of};
 
 const PATH: &str = "/measurement/measurements";
 
-// Seed 000: `or` of quoted types, or the bare form that is compared as a whole.
+// Seed 000, "Subscription filters": a single value, or an OData expression of `or` alone. A value may stand bare, as in the
+// OpenAPI.
 #[tokio::test]
 async fn type_filters_let_their_types_pass() {
     let gateway = Gateway::start().await;
@@ -36,7 +37,8 @@ async fn type_filters_let_their_types_pass() {
     }
 }
 
-// Trap: objects without a type do not match, and do not make the request fail.
+// Seed 000, "Subscription filters": typeFilter looks at "the original message's type". Objects without one do not match, and do
+// not make the request fail.
 #[tokio::test]
 async fn objects_without_a_type_match_no_type_filter() {
     let gateway = Gateway::start().await;
@@ -56,7 +58,8 @@ async fn objects_without_a_type_match_no_type_filter() {
     assert_eq!(consumer.receive().await.action, "DELETE", "judged by the type it had");
 }
 
-// `cumulocity` 1.6: a projection, not a filter. Standard properties stay.
+// Seed 000, "Creating subscriptions": "only a specific subset of the fragments". A projection, not a filter; what is no
+// fragment stays.
 #[tokio::test]
 async fn fragments_to_copy_keeps_the_named_fragments_and_what_every_object_has() {
     let gateway = Gateway::start().await;
@@ -96,7 +99,7 @@ async fn fragments_to_copy_keeps_the_named_fragments_and_what_every_object_has()
     assert_eq!(consumer.receive().await.json(), json!({"id": device}));
 }
 
-// "Two that overlap on one topic give two messages, each shaped by its own transform."
+// Seed 000, "Topics and subscriptions": "multiple subscriptions can forward messages to the same topic", each in its own shape.
 #[tokio::test]
 async fn subscriptions_that_overlap_on_a_topic_give_a_message_each() {
     let gateway = Gateway::start().await;
@@ -134,7 +137,8 @@ async fn subscriptions_that_overlap_on_a_topic_give_a_message_each() {
     assert_eq!(consumer.take(2).await.len(), 2);
 }
 
-// Trap T4: one line, since clients split at every line end that Unicode knows; the text itself arrives unharmed.
+// Seed 001, "Notification message header and content": UTF-8 text after a blank line. On one line, since clients split at every
+// line end that Unicode knows; the text itself arrives unharmed.
 #[tokio::test]
 async fn a_body_is_one_line_whatever_it_holds() {
     let gateway = Gateway::start().await;
@@ -172,7 +176,7 @@ async fn a_body_is_one_line_whatever_it_holds() {
     assert_eq!(listed["measurements"][0]["note"]["text"], text);
 }
 
-// "The transform copies in a streaming way: key order and number text of the source stay."
+// The transform copies text: the order of keys and the digits of numbers stay.
 #[tokio::test]
 async fn key_order_and_number_text_stay() {
     let gateway = Gateway::start().await;

@@ -72,8 +72,9 @@ async fn everything(consumer: &mut Consumer, ack: bool) -> Vec<Frame> {
 /// So many that each of two or three clients gets some.
 const DEVICES: usize = 12;
 
-// "Each consumer client receives a non-overlapping subset (share) of the notifications […] Collectively, the set receives all."
-// "All notifications for a given id are delivered to the same consumer." "They all operate independently."
+// Seed 000, "Shared consumer tokens": "Each consumer client receives a non-overlapping subset (share) of the notifications […]
+// Collectively, the set receives all." "All notifications for a given id are delivered to the same consumer." "They all operate
+// independently."
 #[tokio::test]
 async fn clients_divide_the_sources_and_every_other_consumer_gets_all_of_them() {
     let scene = Scene::new(DEVICES, "").await;
@@ -105,7 +106,8 @@ async fn clients_divide_the_sources_and_every_other_consumer_gets_all_of_them() 
     assert!(again.is_silent_for(SILENCE).await, "all is acknowledged");
 }
 
-// `decisions` 9, leave: what a member has not acknowledged goes to the others at once, in order, before what is newer.
+// Seed 000, "Shared consumer tokens": collectively the clients receive everything. What one that leaves has not acknowledged
+// goes to the others at once, in order, before what is newer.
 #[tokio::test]
 async fn what_a_client_leaves_unacknowledged_goes_to_the_others_in_order() {
     let scene = Scene::new(DEVICES, "").await;
@@ -137,7 +139,9 @@ async fn what_a_client_leaves_unacknowledged_goes_to_the_others_in_order() {
     }
 }
 
-// `decisions` 9, join: a source moves only after its messages in flight are acknowledged or its old member is gone.
+// Seed 000, "Shared consumer tokens": a single client gets everything; "as additional consumer clients connect […] the load is
+// rebalanced". A source moves when its messages in flight are acknowledged or its old client is gone, so that its order is
+// kept.
 #[tokio::test]
 async fn a_client_that_joins_gets_a_source_when_nothing_of_it_is_in_flight() {
     let scene = Scene::new(DEVICES, "").await;
@@ -163,7 +167,8 @@ async fn a_client_that_joins_gets_a_source_when_nothing_of_it_is_in_flight() {
     assert_eq!(sources(&rest).len(), DEVICES - 1);
 }
 
-// "To keep the messages from a given set of source ids 'sticky' to a specific consumer client".
+// Seed 000, "Shared consumer tokens": "To keep the messages from a given set of source ids 'sticky' to a specific consumer
+// client".
 #[tokio::test]
 async fn a_name_keeps_its_sources_over_connections_and_restarts() {
     let mut scene = Scene::new(DEVICES, "").await;
@@ -184,6 +189,7 @@ async fn a_name_keeps_its_sources_over_connections_and_restarts() {
     assert_eq!(shares.values().map(BTreeSet::len).sum::<usize>(), DEVICES);
 }
 
+// Seed 001, "Notification acknowledgments": the window is that of one client.
 #[tokio::test]
 async fn a_client_that_does_not_acknowledge_holds_up_its_own_sources_only() {
     let scene = Scene::new(DEVICES, "[consumer]\nwindow = 20").await;
@@ -205,7 +211,7 @@ async fn a_client_that_does_not_acknowledge_holds_up_its_own_sources_only() {
     assert_eq!(of_busy.len() + all.len(), DEVICES);
 }
 
-// `decisions` 9: at most 10,000 messages that one member holds up are looked beyond.
+// At most 10,000 messages that one client holds up are looked beyond.
 #[tokio::test]
 async fn the_look_ahead_ends_at_10000_messages_until_the_silent_client_is_gone() {
     let scene = Scene::new(DEVICES, "").await;
@@ -234,6 +240,7 @@ async fn the_look_ahead_ends_at_10000_messages_until_the_silent_client_is_gone()
     assert_eq!((newest[&of_silent], newest[&of_busy]), (10_000, 2));
 }
 
+// Seed 001, "Consumer protocol": `consumer` is "a non blank unique name"; `limits.clients_per_consumer`.
 #[tokio::test]
 async fn names_are_checked_and_nobody_gets_one_that_is_connected() {
     let scene = Scene::new(1, "[limits]\nclients_per_consumer = 3").await;
@@ -276,6 +283,8 @@ async fn a_subscriber_is_shared_or_exclusive_while_it_is_connected() {
     assert_eq!(value_of(&shared.next().await.json()), 2);
 }
 
+// Seed 000, "Shared consumer tokens": they are "a single logical consumer"; "Consumer lifecycle": it ends when it is
+// unsubscribed.
 #[tokio::test]
 async fn one_client_unsubscribes_for_all() {
     let scene = Scene::new(DEVICES, "").await;

@@ -63,7 +63,7 @@ async fn a_given_password_is_not_printed_and_later_ones_change_nothing() {
     gateway.get("/metrics").await.expect(200);
 }
 
-// `decisions`: the ready file is JSON with the bound addresses, written atomically.
+// The ready file is JSON with the bound addresses, written atomically.
 #[tokio::test]
 async fn the_ready_file_names_the_bound_address_and_nothing_half_written_lies_beside_it() {
     let gateway = Gateway::start().await;
@@ -108,7 +108,7 @@ async fn a_data_directory_has_one_gateway_and_a_port_one_listener() {
     gateway.get("/health/ready").await.expect(200);
 }
 
-// `decisions`: unknown keys are an error that names the nearest known one.
+// Unknown keys are an error that names the nearest known one.
 #[tokio::test]
 async fn an_unknown_key_names_the_nearest_known_one() {
     let mut gateway = Gateway::start().await;

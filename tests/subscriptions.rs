@@ -11,6 +11,8 @@ fn names(page: &Value) -> Vec<&str> {
     page["subscriptions"].as_array().unwrap().iter().map(|one| one["subscription"].as_str().unwrap()).collect()
 }
 
+// Seed 000, "Creating subscriptions" and "Deleting subscriptions"; the codes are those that the platform's Java client insists
+// on.
 #[tokio::test]
 async fn a_subscription_is_made_read_and_deleted() {
     let gateway = Gateway::start().await;
@@ -47,7 +49,8 @@ async fn a_subscription_is_made_read_and_deleted() {
     assert_eq!(tenant.get("source"), None);
 }
 
-// `cumulocity` 1.7: the key is source, context and name; filters are no part of it.
+// Notifications 2.0 OpenAPI: the key is source, context and name; filters are no part of it. Seed 000, "Topics and
+// subscriptions": several subscriptions may have one topic.
 #[tokio::test]
 async fn a_second_one_with_equal_source_context_and_name_is_409() {
     let gateway = Gateway::start().await;
@@ -68,7 +71,7 @@ async fn a_second_one_with_equal_source_context_and_name_is_409() {
     assert_eq!(gateway.get(&format!("{PATH}?pageSize=100")).await.json()["subscriptions"].as_array().unwrap().len(), 4);
 }
 
-// `cumulocity` 1.5: pages start at 1, and a page past the end is an empty array, by which clients stop.
+// Notifications 2.0 OpenAPI. c8y_api and pyc8y go on until a page is an empty array; the Java client follows `self` and `next`.
 #[tokio::test]
 async fn lists_have_pages_and_filters() {
     let gateway = Gateway::start().await;
@@ -84,6 +87,8 @@ async fn lists_have_pages_and_filters() {
     assert_eq!(names(&first), ["Sub1", "Sub2", "Sub3", "Sub4", "Sub5"]);
     assert_eq!(first["statistics"]["currentPage"], 1);
     assert_eq!(first["statistics"]["pageSize"], 5);
+    let link = first["self"].as_str().unwrap().strip_prefix(&format!("http://{}", gateway.addr)).unwrap();
+    assert_eq!(gateway.get(link).await.expect(200).json(), first);
     let next = first["next"].as_str().unwrap().strip_prefix(&format!("http://{}", gateway.addr)).unwrap();
     let second = gateway.get(next).await.expect(200).json();
     assert_eq!(names(&second), ["Sub6", "Sub7"]);
@@ -118,7 +123,7 @@ async fn lists_have_pages_and_filters() {
     assert!(template.ends_with("?source={source}"), "{template}");
 }
 
-// `cumulocity` 1.7: context defaults to mo, and mo needs a source.
+// Notifications 2.0 OpenAPI: context defaults to mo, and mo needs a source.
 #[tokio::test]
 async fn deletion_by_query_needs_a_source_or_the_context_tenant() {
     let gateway = Gateway::start().await;
@@ -144,7 +149,8 @@ async fn deletion_by_query_needs_a_source_or_the_context_tenant() {
     assert_eq!(all().await, "");
 }
 
-// `cumulocity` 8, row 9: both documented spellings of the filter, and never an unfiltered subscription by mistake.
+// Seed 000, "Subscription filters", names the fields in two ways, the OpenAPI and all clients in a third: whichever a client
+// takes, it never gets an unfiltered subscription by mistake.
 #[tokio::test]
 async fn both_spellings_of_the_filter_filter() {
     let gateway = Gateway::start().await;
@@ -154,6 +160,7 @@ async fn both_spellings_of_the_filter_filter() {
         json!({"filter": {"apis": ["measurements"], "type": "'t'"}}),
         json!({"filter": {"apis": ["measurements"], "typeFilter": "'t'"}, "subscriptionFilter": null}),
         json!({"subscriptionFilter": {"apis": null, "type": "'t'", "typeFilter": null}}),
+        json!({"subscriptionFilter": {"apis": ["measurements", "events", "measurements"], "typeFilter": "'t'"}}),
     ];
     let mut consumers = Vec::new();
     for (number, filter) in spellings.into_iter().enumerate() {
@@ -170,6 +177,9 @@ async fn both_spellings_of_the_filter_filter() {
     for consumer in &mut consumers {
         assert_eq!(value_of(&consumer.receive().await.json()), 2);
     }
+    let last = gateway.get(&format!("{PATH}?subscription=Sub4")).await.expect(200).json();
+    let apis = &last["subscriptions"][0]["subscriptionFilter"]["apis"];
+    assert_eq!(*apis, json!(["measurements", "events"]), "each once");
     let both = json!({"apis": ["measurements"]});
     let twice = json!({"context": "tenant", "subscription": "S", "filter": both, "subscriptionFilter": both});
     gateway.post(PATH, &twice).await.error(422, "filter");
@@ -177,7 +187,7 @@ async fn both_spellings_of_the_filter_filter() {
     gateway.post(PATH, &twice).await.error(422, "type");
 }
 
-// `decisions` 29: null is absent; `id`, `self`, `source.name` and `source.self` are ignored. c8y_api sends such nulls.
+// c8y_api sends explicit JSON nulls for what is absent; generated clients send back what the server sets.
 #[tokio::test]
 async fn nulls_are_absent_and_what_the_server_sets_is_ignored() {
     let gateway = Gateway::start().await;
@@ -197,6 +207,8 @@ async fn nulls_are_absent_and_what_the_server_sets_is_ignored() {
     assert_eq!(made.get("source"), None);
 }
 
+// Seed 000, "Creating subscriptions": "There are two valid context values", `source` is for one of them alone; "Subscription
+// filters": `*` stands alone, and typeFilter supports only `or`.
 #[tokio::test]
 async fn bad_subscriptions_are_422_and_name_the_field() {
     let gateway = Gateway::start().await;
@@ -230,6 +242,12 @@ async fn bad_subscriptions_are_422_and_name_the_field() {
         (filter(json!({"typeFilter": "'a' and 'b'"})), "typeFilter"),
         (filter(json!({"typeFilter": "'a' or"})), "typeFilter"),
         (filter(json!({"typeFilter": "'a"})), "typeFilter"),
+        // What has no key in the configuration has a limit all the same.
+        (filter(json!({"typeFilter": "a".repeat(4097)})), "typeFilter"),
+        (json!({"context": "tenant", "subscription": "a".repeat(256)}), "subscription"),
+        (json!({"context": "tenant", "subscription": "S", "fragmentsToCopy": vec!["a"; 201]}), "fragmentsToCopy"),
+        (json!({"context": "tenant", "subscription": "S", "fragmentsToCopy": ["a".repeat(257)]}), "fragmentsToCopy"),
+        (json!({"context": "mo", "subscription": "S", "source": {"id": format!("+{device}")}}), "source.id"),
     ] {
         let refused = gateway.post(PATH, &body).await;
         assert_eq!(refused.status, 422, "{body}: {}", refused.text());
@@ -239,10 +257,17 @@ async fn bad_subscriptions_are_422_and_name_the_field() {
     let unknown = gateway.post(PATH, &forwarded("S", "1")).await;
     assert_eq!(unknown.json()["error"], "inventory/Not Found");
     unknown.error(404, "Finding device data from database failed");
-    gateway.call("POST", PATH).body("application/json", "{\"context\":").await.error(422, "");
+    for (body, field) in [
+        (r#"{"context":"#, ""),
+        (r#"{"context":"tenant","subscription":"S","filter":{"apis":["events"]},"filter":null}"#, "filter"),
+        (r#"{"context":"tenant","subscription":"S","filter":{"type":"'a'","type":null}}"#, "filter.type"),
+    ] {
+        gateway.call("POST", PATH).body("application/json", body).await.error(422, field);
+    }
     assert_eq!(gateway.get(PATH).await.expect(200).json()["subscriptions"], json!([]));
 }
 
+// `limits.subscriptions_per_tenant`.
 #[tokio::test]
 async fn subscriptions_past_the_limit_are_refused() {
     let gateway = Gateway::with("[limits]\nsubscriptions_per_tenant = 2").await;
@@ -254,7 +279,8 @@ async fn subscriptions_past_the_limit_are_refused() {
     gateway.subscribe(&tenant("C")).await;
 }
 
-// `cumulocity` 1.7: deleting a managed object deletes its subscriptions; deleting a subscription leaves topic and consumers.
+// Seed 000, "Deleting subscriptions": nothing more is added to the topic, which is not deleted, and consumers drain it. c8y_api
+// expects the deletion of a managed object to delete its subscriptions.
 #[tokio::test]
 async fn subscriptions_go_with_their_object_and_consumers_stay_without_subscriptions() {
     let mut gateway = Gateway::start().await;

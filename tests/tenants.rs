@@ -86,7 +86,8 @@ async fn only_operators_of_the_gateway_manage_tenants() {
     assert_eq!(names(&gateway.get(TENANTS).await.expect(200).json()), ["edge", "plant1"]);
 }
 
-// Removing a tenant: nobody gets in, nothing new arrives, and the topics drain with the tokens that there are.
+// Seed 000, "Deleting subscriptions": when a tenant is deleted, all its subscriptions are, while topics and consumers stay
+// until all messages are consumed. Nobody gets in, nothing new arrives.
 #[tokio::test]
 async fn a_removed_tenant_takes_nothing_more_and_its_topics_drain() {
     let mut gateway = Gateway::start().await;

@@ -42,7 +42,8 @@ fn client(gateway: &Gateway, url: &str, ca: Option<&Authority>, name: &str, argu
     Program::spawn(arguments, &env, &gateway.path("."), name)
 }
 
-// Reports 12 and 27: `ws` on the plain base and `wss` on the TLS base, with the same token and a private authority.
+// Seed 001, "Consumer protocol": secure and unsecured WebSockets (reubenmiller/go-c8y#136); with the same token, and a private
+// authority.
 #[tokio::test]
 async fn plain_and_secure_listeners_serve_the_same_token_side_by_side() {
     let (authority, gateway) = secure().await;

@@ -39,7 +39,8 @@ async fn handshake(gateway: &Gateway, token: &str) -> String {
     upgrade(gateway.addr, &format!("/notification2/consumer/?token={token}")).await
 }
 
-// `cumulocity` 2.2 and trap T2: clients decode the payload with the standard alphabet and without padding.
+// Seed 000, "Creating tokens" (1440 minutes by default) and "Token expiration": clients decode the payload, and some (the Java
+// client, go-c8y) with the standard alphabet and without padding.
 #[tokio::test]
 async fn a_token_has_the_platforms_claims_in_a_payload_for_every_base64_decoder() {
     let gateway = Gateway::start().await;
@@ -72,7 +73,7 @@ async fn a_token_has_the_platforms_claims_in_a_payload_for_every_base64_decoder(
     }
 }
 
-// Trap T3: flags in claims are the string "true" or absent.
+// go-c8y reads flags in claims as strings: "true" or absent.
 #[tokio::test]
 async fn the_kind_of_consumer_and_topic_is_in_the_claims_as_a_string() {
     let gateway = Gateway::start().await;
@@ -96,7 +97,45 @@ async fn the_kind_of_consumer_and_topic_is_in_the_claims_as_a_string() {
     }
 }
 
-// `cumulocity` 2.2: the Java client's `verify`.
+// Seed 000, "Token expiration": "Tokens can be refreshed by calling the token create request with the same parameters", which
+// "can be extracted from the token string"; so the Java client does it, decoder and all.
+#[tokio::test]
+async fn a_token_is_refreshed_from_what_stands_in_it() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    for (shared, non_persistent) in [(false, false), (true, false), (false, true), (true, true)] {
+        let request = json!({
+            "subscription": "Sub1", "subscriber": format!("sub{shared}"), "shared": shared,
+            "nonPersistent": non_persistent, "expiresInMinutes": 7,
+        });
+        let first = gateway.token_of(&request).await;
+        let decoded = STANDARD_NO_PAD.decode(first.split('.').nth(1).unwrap()).unwrap();
+        let fields: Value = serde_json::from_slice(&decoded).unwrap();
+        let topic: Vec<_> = fields["topic"].as_str().unwrap().split('/').collect();
+        assert_eq!(topic.len(), 3, "{fields}");
+        let again = json!({
+            "subscription": topic[2], "subscriber": fields["sub"], "shared": fields.get("shared").is_some(),
+            "nonPersistent": fields.get("volatile").is_some(),
+            "expiresInMinutes": (fields["exp"].as_i64().unwrap() - fields["iat"].as_i64().unwrap()) / 60,
+        });
+        assert_eq!(again, request);
+        let refreshed = gateway.token_of(&again).await;
+        assert_ne!(refreshed, first);
+        // Both are the same consumer's.
+        let consumer = gateway.consumer_with(&first).await.unwrap();
+        assert_eq!(gateway.consumer_with(&refreshed).await.err(), (!shared).then_some(409), "{request}");
+        gateway.measure(&device, "t", 1).await;
+        consumer.close().await;
+        let mut consumer = eventually("the place is free", async || gateway.consumer_with(&refreshed).await.ok()).await;
+        if !non_persistent {
+            assert_eq!(value_of(&consumer.receive().await.json()), 1, "{request}");
+        }
+        assert_eq!(gateway.unsubscribe(&refreshed).await.status, 200);
+    }
+}
+
+// `verify` of the Java client.
 #[tokio::test]
 async fn a_valid_token_is_described_by_its_claims() {
     let gateway = Gateway::start().await;
@@ -110,6 +149,7 @@ async fn a_valid_token_is_described_by_its_claims() {
     gateway.get(&path(&mint(&gateway, now() - 120, now() - 60))).await.error(401, "expired");
 }
 
+// Seed 000, "Creating tokens". `signed` and `type` are of the clients.
 #[tokio::test]
 async fn what_clients_send_beside_the_names_is_accepted() {
     let gateway = Gateway::start().await;
@@ -117,7 +157,7 @@ async fn what_clients_send_beside_the_names_is_accepted() {
         json!({"expiresInMinutes": 1440, "signed": true, "shared": false}),
         json!({"nonPersistent": false, "type": "notification"}),
         json!({"expiresInMinutes": null, "signed": null, "shared": null, "type": null}),
-        // A client that computes minutes from seconds (trap T16).
+        // go-c8y computes the minutes of a renewal from seconds.
         json!({"expiresInMinutes": 5_184_000}),
     ] {
         let mut request = json!({"subscription": "Unknown", "subscriber": "subA"});
@@ -131,6 +171,7 @@ async fn what_clients_send_beside_the_names_is_accepted() {
         (json!({"subscription": "Sub-1", "subscriber": "subA"}), "subscription"),
         (json!({"subscription": "Sub1", "subscriber": "sub A"}), "subscriber"),
         (json!({"subscription": "Sub1", "subscriber": ""}), "subscriber"),
+        (json!({"subscription": "Sub1", "subscriber": "a".repeat(256)}), "subscriber"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "expiresInMinutes": 0}), "expiresInMinutes"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "expiresInMinutes": -5}), "expiresInMinutes"),
         (json!({"subscription": "Sub1", "subscriber": "subA", "type": "mqtt"}), "type"),
@@ -143,7 +184,8 @@ async fn what_clients_send_beside_the_names_is_accepted() {
     }
 }
 
-// Report 4 and trap T7: the status of the upgrade itself, never a WebSocket close code.
+// Seed 000, "Consumers and tokens": "a valid authorizing token for that specific topic".
+// Cumulocity-IoT/cumulocity-dynamic-mapper#528: the refusal is the status of the upgrade itself, never a WebSocket close code.
 #[tokio::test]
 async fn tokens_that_are_not_ours_are_refused_with_401_on_the_upgrade() {
     let gateway = Gateway::start().await;
@@ -184,6 +226,7 @@ async fn tokens_that_are_not_ours_are_refused_with_401_on_the_upgrade() {
     assert!(handshake(&gateway, &genuine).await.starts_with("HTTP/1.1 101 "));
 }
 
+// Seed 001, "Consumer protocol": the path ends with a slash; seed 000, "Shared consumer tokens", writes it without.
 #[tokio::test]
 async fn the_path_may_lack_its_slash_and_other_parameters_and_headers_do_not_matter() {
     let gateway = Gateway::start().await;
@@ -208,7 +251,7 @@ async fn the_path_may_lack_its_slash_and_other_parameters_and_headers_do_not_mat
     gateway.consumer_with(&token).await.unwrap();
 }
 
-// "Expiry that blocks only new connections"; report 3.
+// Seed 000, "Token expiration". Cumulocity-IoT/cumulocity-dynamic-mapper#471: it ends no connection, and each new one is 401.
 #[tokio::test]
 async fn expiry_ends_no_connection_and_blocks_every_new_one() {
     let gateway = Gateway::start().await;
@@ -232,7 +275,8 @@ async fn expiry_ends_no_connection_and_blocks_every_new_one() {
     assert_eq!(consumer.next().await.body, unseen.body, "a new token, and the backlog");
 }
 
-// Trap T6: 200 `{"result":"DONE"}`, and a 5xx for what is not there, which clients take for unsubscribed before.
+// Seed 000, "Consumer lifecycle". c8y_api and pyc8y expect 200 `{"result":"DONE"}`, and take a 5xx, and nothing else, for a
+// consumer that was unsubscribed before.
 #[tokio::test]
 async fn unsubscribing_ends_the_consumer_and_its_backlog_and_nothing_else() {
     let gateway = Gateway::start().await;

@@ -194,7 +194,7 @@ async fn run(gateway: &Gateway, arguments: &[&str], env: &[(&str, &str)], name: 
     (succeeded, program.stdout(), program.stderr())
 }
 
-// `decisions`: it opens the data directory, or does the same over REST; a locked directory says so.
+// It opens the data directory, or does the same over REST; a locked directory says so.
 #[tokio::test]
 async fn the_command_works_on_the_directory_and_over_rest() {
     let mut gateway = Gateway::start().await;

@@ -48,6 +48,7 @@ async fn rows(gateway: &mut Gateway) -> Vec<i64> {
     rows
 }
 
+// Seed 000, "Persistent and non-persistent subscriptions": "only buffered in memory".
 #[tokio::test]
 async fn messages_reach_whoever_is_connected_and_nothing_is_written() {
     let (mut gateway, device) = line("[consumer]\nwindow = 3").await;
@@ -81,8 +82,9 @@ async fn messages_reach_whoever_is_connected_and_nothing_is_written() {
     assert_eq!(rows(&mut gateway).await, [0, 0, 0]);
 }
 
-// "They will start receiving notifications from the most recent message of the subscription, missing all other notifications
-// that occurred during the connection outage […] even if other consumers are still receiving older messages".
+// Seed 000, "Persistent and non-persistent subscriptions": "They will start receiving notifications from the most recent
+// message of the subscription, missing all other notifications that occurred during the connection outage […] even if other
+// consumers are still receiving older messages".
 #[tokio::test]
 async fn a_consumer_begins_after_the_newest_message_at_each_connection() {
     let (gateway, device) = line("").await;
@@ -100,7 +102,8 @@ async fn a_consumer_begins_after_the_newest_message_at_each_connection() {
     assert_eq!(values(&other.take(4).await), [2, 3, 4, 5]);
 }
 
-// A topic is name and persistence; so is the key of a subscription.
+// Seed 000, "Creating subscriptions": "Subscriptions with the same subscription field value, but different nonPersistent values
+// forward to two different topics"; so the key of a subscription has it, too.
 #[tokio::test]
 async fn the_persistent_topic_of_that_name_is_another_one() {
     let (gateway, device) = line("").await;
@@ -122,7 +125,7 @@ async fn the_persistent_topic_of_that_name_is_another_one() {
     assert!(kept.is_silent_for(SILENCE).await, "still connected");
 }
 
-// `decisions` 8: the oldest go, counted; a producer never notices, even where no byte may be stored.
+// `backlog.volatile_bytes`: the oldest go, counted; a producer never notices, even where no byte may be stored.
 #[tokio::test]
 async fn a_consumer_that_lags_loses_the_oldest_and_producers_never_see_an_error() {
     let (mut gateway, device) = line("[consumer]\nwindow = 2\n[backlog]\nquota_bytes = 1\nvolatile_bytes = 2000").await;

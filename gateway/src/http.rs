@@ -30,7 +30,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Bounds on connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionLimits {
-    /// Open connections; the next ones wait in the kernel.
+    /// Open connections, upgraded ones too; the next ones wait in the kernel.
     pub connections: usize,
     /// A request's head has to arrive within this time; the handshake of TLS before it as well.
     pub head: Duration,
@@ -55,7 +55,7 @@ impl Http {
     }
 
     /// Serves until `stop` ends; then closes the listener and returns when the requests at hand are answered.
-    /// Upgraded connections do not count. Requests carry the [`Scheme`] that they came by as an extension.
+    /// Upgraded connections are not waited for. Requests carry the [`Scheme`] that they came by as an extension.
     pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
         let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
         let service = TowerToHyperService::new(router.layer(Extension(scheme)));
@@ -66,7 +66,7 @@ impl Http {
                 () = stop.cancelled() => break,
                 accepted = accept(&self.listener, &permits) => accepted,
             };
-            let (stream, permit) = match accepted {
+            let (stream, place) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -74,7 +74,7 @@ impl Http {
                     continue;
                 }
             };
-            let socket = match Socket::new(stream, limits.dead) {
+            let socket = match Socket::new(stream, limits.dead, place) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%error, "a connection was gone at once");
@@ -97,7 +97,6 @@ impl Http {
                         }
                     }
                 }
-                drop(permit);
             });
         }
         drop(self.listener);

@@ -11,6 +11,7 @@ use std::time::Duration;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
 /// Bytes that the kernel queues for a connection beyond what is on its way, so that what is urgent (the answer to a consumer's
@@ -22,6 +23,8 @@ const UNSENT_BYTES: u32 = 128 << 10;
 pub struct Socket {
     stream: TcpStream,
     watch: Watch,
+    /// Given back with the connection, whatever it has been upgraded to.
+    _place: OwnedSemaphorePermit,
 }
 
 /// Looks at the connection six times within the time after which a peer counts as vanished.
@@ -42,8 +45,8 @@ struct Heard {
 }
 
 impl Socket {
-    /// Watches over `stream`: a peer that does not answer on TCP for `dead` is gone.
-    pub fn new(stream: TcpStream, dead: Duration) -> io::Result<Self> {
+    /// Watches over `stream`, which holds `place` while it is open: a peer that does not answer on TCP for `dead` is gone.
+    pub fn new(stream: TcpStream, dead: Duration, place: OwnedSemaphorePermit) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
         let third = (dead / 3).max(Duration::from_secs(1));
@@ -53,7 +56,7 @@ impl Socket {
         socket.set_tcp_notsent_lowat(UNSENT_BYTES)?;
         let pause = dead / 6;
         let watch = Watch { pause, silence: dead * 2 / 3, next: Box::pin(sleep(pause)), suspect: false };
-        Ok(Self { stream, watch })
+        Ok(Self { stream, watch, _place: place })
     }
 
     /// `pending`, or that the peer is gone.
@@ -154,15 +157,19 @@ impl AsyncWrite for Socket {
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
+    use std::sync::Arc;
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
+    use tokio::sync::Semaphore;
 
     use super::*;
 
     async fn pair(dead: Duration) -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (connected, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
-        (Socket::new(accepted.unwrap().0, dead).unwrap(), connected.unwrap())
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        (Socket::new(accepted.unwrap().0, dead, place).unwrap(), connected.unwrap())
     }
 
     #[tokio::test]

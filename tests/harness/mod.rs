@@ -15,7 +15,7 @@ pub(crate) use consumer::{Consumer, Frame, Stream};
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
 pub(crate) use raw::{exchange, raw, upgrade};
 pub(crate) use tls::Authority;
-pub(crate) use words::{forwarded, measurement, typed, value_of};
+pub(crate) use words::{TIME, alarm, event, forwarded, measurement, of_object, of_tenant, operation, typed, value_of};
 
 /// How long anything may take before a test fails: long, since many gateways share the machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);

@@ -11,9 +11,10 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
 
-use super::{ApiError, App, AppState, Caller, Id, Reply, found, parameter, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, found, json_limits, parameter, query, read_body};
 use crate::auth::{AuthError, Role};
 use crate::backlog::TopicKey;
+use crate::json::{Invalid, Limits, Members};
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::page::{Envelope, PageRequest};
 use crate::platform::parse_id;
@@ -44,8 +45,18 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     caller.require(ROLE)?;
     let (Parts { headers, .. }, body) = request.into_parts();
     let body = read_body(&app, &headers, body, app.config.limits.body_bytes).await?;
+    each_name_once(&body, &json_limits(&app.config))?;
     let subscription = Subscription::parse(&body)?;
     make(&app, &caller, &headers, subscription).await
+}
+
+/// A member that comes twice could take the place of a filter.
+fn each_name_once(body: &[u8], limits: &Limits) -> Result<(), Invalid> {
+    let members = Members::parse(body, limits)?;
+    for member in members.iter().filter(|member| member.raw.starts_with('{')) {
+        Members::of(member.raw, limits).map_err(|error| error.within(&member.name))?;
+    }
+    Ok(())
 }
 
 async fn make(

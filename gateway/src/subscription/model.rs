@@ -1,5 +1,7 @@
 //! The subscription as clients write it (seed 000, "Creating subscriptions"; Notifications 2.0 OpenAPI).
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -166,7 +168,7 @@ fn parse_source(members: &mut Map<String, Value>, context: Context) -> Result<Op
     source.remove("self");
     let id = match take(&mut source, "id") {
         None => return Err(missing("source.id")),
-        Some(Value::String(text)) => text.parse().ok(),
+        Some(Value::String(text)) => text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit())),
         Some(Value::Number(number)) => number.as_u64(),
         Some(_) => None,
     };
@@ -186,8 +188,11 @@ fn parse_filter(members: &mut Map<String, Value>, context: Context) -> Result<Fi
         (Some(_), Some(_)) => return Err(Invalid::new("filter", "must not stand beside 'subscriptionFilter'")),
     };
     let mut filter = object(name, filter)?;
-    let apis = texts(&mut filter, "apis", &format!("{name}.apis"))?;
-    if let Some(apis) = &apis {
+    let mut apis = texts(&mut filter, "apis", &format!("{name}.apis"))?;
+    if let Some(apis) = &mut apis {
+        // Each name counts once, so that the list is short.
+        let mut seen = HashSet::new();
+        apis.retain(|api| seen.insert(api.clone()));
         check_apis(apis, context).map_err(|reason| Invalid::new(&format!("{name}.apis"), reason))?;
     }
     let long = text(&mut filter, "typeFilter", &format!("{name}.typeFilter"))?;
