@@ -7,6 +7,7 @@ mod access;
 mod children;
 mod consumers;
 mod crash;
+mod demo;
 mod discovery;
 mod harness;
 mod identity;
