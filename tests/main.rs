@@ -10,6 +10,7 @@ mod crash;
 mod demo;
 mod discovery;
 mod harness;
+mod history;
 mod identity;
 mod inventory;
 mod listen;
