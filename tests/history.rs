@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::Barrier;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -18,6 +19,8 @@ use crate::harness::{Consumer, Dice, Frame, Gateway, PASSWORD, eventually, in_ti
 
 const CLIENTS_EACH: usize = 8;
 const DEVICES_EACH: usize = 3;
+/// At the end, one request of so many goes to the common device, of all clients at once.
+const RUSH: usize = 10;
 const TYPES: [&str; 5] = ["t0", "t1", "t2", "t3", "t4"];
 /// What the topic `typed` wants, and the only fragment that its messages keep.
 const WANTED: [&str; 2] = ["t1", "t3"];
@@ -946,6 +949,8 @@ async fn a_history_of_many_devices_equals_its_model_in_consumers_and_lists() {
         let quiet = quiet.header("X-Cumulocity-Processing-Mode", "QUIESCENT").await.expect(201).json();
         aliens.push(number(&quiet["id"]));
     }
+    let each = requests / (2 * CLIENTS_EACH);
+    let rush = Arc::new(Barrier::new(2 * CLIENTS_EACH));
     let mut clients = JoinSet::new();
     for (at, (tenant, user)) in TENANTS.into_iter().enumerate() {
         for client in 0..CLIENTS_EACH {
@@ -961,12 +966,17 @@ async fn a_history_of_many_devices_equals_its_model_in_consumers_and_lists() {
                 crowd: Crowd { name: format!("client{client}"), ..Crowd::default() },
                 texts: 0,
             };
+            let rush = rush.clone();
             clients.spawn(async move {
                 for _ in 0..DEVICES_EACH {
                     author.create_device(Some(Api::Objects.modes()[0])).await;
                 }
-                for _ in 0..requests / (2 * CLIENTS_EACH) {
+                for _ in 0..each - each / RUSH {
                     author.act().await;
+                }
+                rush.wait().await;
+                for _ in 0..each / RUSH {
+                    author.crowd().await;
                 }
                 author
             });
