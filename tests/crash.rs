@@ -8,14 +8,15 @@
 //! `TIDEGATE_CRASH_ROUNDS` is the number of kills, `TIDEGATE_CRASH_SEED` repeats the dice of a failed run.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Consumer, Frame, Gateway, Producer, Setup, eventually, forwarded, measurement, value_of};
+use crate::harness::{Consumer, Dice, Frame, Gateway, Producer, Setup, eventually, forwarded, measurement, value_of};
 
+/// Where the seed of a failed run is given.
+const SEED: &str = "TIDEGATE_CRASH_SEED";
 const PRODUCERS: usize = 16;
 const SOURCES_EACH: usize = 2;
 /// Acknowledgements that were written this long before the kill hold.
@@ -32,28 +33,6 @@ fn kind(number: u64) -> &'static str {
 fn key(frame: &Frame) -> Key {
     let body = frame.json();
     (body["source"]["id"].as_str().unwrap().to_owned(), value_of(&body))
-}
-
-/// A small generator (xorshift64*), so that a seed repeats a run.
-#[derive(Clone)]
-struct Dice(u64);
-
-impl Dice {
-    fn new() -> Self {
-        let seed = std::env::var("TIDEGATE_CRASH_SEED").ok().map(|seed| seed.parse().unwrap());
-        Self(seed.unwrap_or_else(|| RandomState::new().hash_one(0)).max(1))
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % end
-    }
-
-    fn split(&mut self) -> Self {
-        Self(self.0 ^ (self.below(u64::from(u32::MAX)) << 20) | 1)
-    }
 }
 
 /// A device and what its producer knows of its messages.
@@ -214,7 +193,7 @@ impl Run {
         gateway.subscribe(&json!({"context": "tenant", "subscription": "CrashAll", "subscriptionFilter": apis})).await;
         let ledgers = [("CrashAll", "one"), ("CrashAll", "two"), ("CrashB", "one")];
         let ledgers = ledgers.map(|(topic, name)| Ledger::new(topic, name)).into();
-        Self { gateway, dice: Dice::new(), sources, ledgers }
+        Self { gateway, dice: Dice::new(SEED), sources, ledgers }
     }
 
     /// Load, and a kill in the middle of it.
@@ -296,7 +275,7 @@ fn filtered(source: &str) -> Value {
 async fn kill_9_under_load_loses_nothing_and_keeps_every_order() {
     let rounds: usize = std::env::var("TIDEGATE_CRASH_ROUNDS").map_or(5, |rounds| rounds.parse().unwrap());
     let mut run = Run::new(Gateway::setup()).await;
-    let seed = run.dice.0;
+    let seed = run.dice.seed();
     for round in 1..=rounds {
         let before = run.accepted();
         run.round().await;
@@ -325,7 +304,7 @@ async fn a_gateway_that_answers_before_the_commit_is_found_out() {
 async fn a_start_after_a_kill_while_starting_works() {
     let mut gateway = Gateway::start().await;
     let device = gateway.device("pump").await;
-    let mut dice = Dice::new();
+    let mut dice = Dice::new(SEED);
     for _ in 0..5 {
         gateway.kill9();
         let arguments = gateway.serve_arguments();

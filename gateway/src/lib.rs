@@ -10,7 +10,8 @@
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
-//! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts, with [`client`].
+//! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts, with [`client`];
+//!   [`demo`] shows it all.
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
 
@@ -24,6 +25,7 @@ pub mod clock;
 pub mod config;
 pub mod consumer;
 pub mod deliver;
+pub mod demo;
 pub mod dispatch;
 #[cfg(feature = "faults")]
 mod faults;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tidegate::admin::{TenantArgs, UserArgs};
+use tidegate::demo::DemoArgs;
 use tidegate::listen::ListenArgs;
 use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
@@ -26,6 +27,8 @@ enum Command {
     Serve(ServeArgs),
     /// Consumes a topic and prints its messages.
     Listen(ListenArgs),
+    /// Shows in a minute what it is about: a gateway of its own, simulated devices, consumers, and a kill -9 in the middle.
+    Demo(DemoArgs),
     /// Adds, removes and lists users, and sets their passwords.
     User(UserArgs),
     /// Adds, removes and lists tenants.
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         None => run(tidegate::serve::run(ServeArgs::default())),
         Some(Command::Serve(args)) => run(tidegate::serve::run(args)),
         Some(Command::Listen(args)) => run(tidegate::listen::run(args)),
+        Some(Command::Demo(args)) => run(tidegate::demo::run(args)),
         Some(Command::User(args)) => run(tidegate::admin::users(args)),
         Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
     };

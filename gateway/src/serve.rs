@@ -321,7 +321,7 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
 }
 
 /// The program that this process runs, even if its file has been replaced by a newer one.
-fn own_program() -> io::Result<PathBuf> {
+pub(crate) fn own_program() -> io::Result<PathBuf> {
     let running = PathBuf::from("/proc/self/exe");
     if running.exists() { Ok(running) } else { std::env::current_exe() }
 }

@@ -3,6 +3,7 @@
 
 mod call;
 mod consumer;
+mod dice;
 mod gateway;
 mod raw;
 mod tls;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 pub(crate) use call::{Answer, Call};
 pub(crate) use consumer::{Consumer, Frame, Stream};
+pub(crate) use dice::Dice;
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
 pub(crate) use raw::{exchange, raw, upgrade};
 pub(crate) use tls::Authority;

@@ -1,7 +1,8 @@
 //! A small client of the gateway, for the commands that talk to a running one, in plain or over TLS.
 //!
 //! What enters is JSON, what leaves is JSON or an [`Error`] that says whether a later try may succeed; or a WebSocket. Each
-//! request has a connection of its own: one kept over a restart of the gateway would fail its next request.
+//! request has a connection of its own, since one kept over a restart of the gateway would fail its next request; who sends many
+//! keeps a [`Connection`] and opens the next one when it fails.
 
 use std::io;
 use std::path::PathBuf;
@@ -27,6 +28,8 @@ use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{WebSocketStream, client_async_with_config, tungstenite};
 
 use crate::tls;
+
+pub(crate) mod consumer;
 
 /// How long one request may take, from the connection to the last byte of the answer.
 pub const TIMEOUT: Duration = Duration::from_secs(10);
@@ -205,6 +208,15 @@ impl Client {
         }
     }
 
+    /// Reads what is no JSON from `path`; bytes that are no UTF-8 are replaced.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub(crate) async fn text(&self, path: &str) -> Result<String, Error> {
+        let (_, body) = self.exchange(Method::GET, path, Bytes::new()).await?;
+        Ok(String::from_utf8_lossy(&body).into_owned())
+    }
+
     /// Reads `path`.
     ///
     /// # Errors
@@ -240,29 +252,79 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
+        let (request, body) = self.exchange(method, path, body).await?;
+        json(request, &body)
+    }
+
+    /// The name of the request, for errors, and the body of its answer.
+    async fn exchange(&self, method: Method, path: &str, body: Bytes) -> Result<(String, Bytes), Error> {
+        let exchange = async { self.open().await?.send(self, method, path, body).await };
+        tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    async fn open(&self) -> Result<Connection, Error> {
+        let (sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await.map_err(unreachable)?;
+        // Ends with the sender, or with the gateway.
+        tokio::spawn(connection);
+        Ok(Connection { sender })
+    }
+}
+
+/// A connection that is kept for further requests, one after the other.
+pub(crate) struct Connection {
+    sender: http1::SendRequest<Full<Bytes>>,
+}
+
+impl Connection {
+    /// Connects.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub(crate) async fn open(client: &Client) -> Result<Self, Error> {
+        tokio::time::timeout(TIMEOUT, client.open()).await.unwrap_or_else(|_| Err(late()))
+    }
+
+    /// As [`Client::post`]. After an error that is no [`Error::Refused`] the connection is of no more use.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub(crate) async fn post(&mut self, client: &Client, path: &str, body: &impl Serialize) -> Result<Value, Error> {
+        let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
+        let exchange = self.send(client, Method::POST, path, body.into());
+        let (request, body) = tokio::time::timeout(TIMEOUT, exchange).await.unwrap_or_else(|_| Err(late()))?;
+        json(request, &body)
+    }
+
+    async fn send(
+        &mut self,
+        client: &Client,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(String, Bytes), Error> {
         // The query may hold a token, which no error may show.
         let name = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let request = Request::builder()
             .method(method)
-            .uri(format!("{}{path}", self.prefix))
-            .header(HOST, &self.authority)
-            .header(AUTHORIZATION, self.authorization.clone())
+            .uri(format!("{}{path}", client.prefix))
+            .header(HOST, &client.authority)
+            .header(AUTHORIZATION, client.authorization.clone())
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body))
             .map_err(|_| Error::Url("the path holds characters that a URL cannot carry"))?;
-        let exchange = async {
-            let unreachable = |error: hyper::Error| Error::Unreachable(root_cause(&error));
-            let (mut sender, connection) =
-                http1::handshake(TokioIo::new(self.connect().await?)).await.map_err(unreachable)?;
-            // Ends with the answer, or with the sender.
-            tokio::spawn(connection);
-            read(name, sender.send_request(request).await.map_err(unreachable)?).await
-        };
-        tokio::time::timeout(TIMEOUT, exchange)
-            .await
-            .unwrap_or_else(|_| Err(Error::Unreachable(format!("no answer within {} s", TIMEOUT.as_secs()))))
+        self.sender.ready().await.map_err(unreachable)?;
+        read(name, self.sender.send_request(request).await.map_err(unreachable)?).await
     }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "the form that map_err calls")]
+fn unreachable(error: hyper::Error) -> Error {
+    Error::Unreachable(root_cause(&error))
+}
+
+fn late() -> Error {
+    Error::Unreachable(format!("no answer within {} s", TIMEOUT.as_secs()))
 }
 
 /// An accepted base URL.
@@ -278,7 +340,7 @@ fn uri(url: &str) -> Result<Uri, Error> {
     }
 }
 
-async fn read(request: String, response: Response<hyper::body::Incoming>) -> Result<Value, Error> {
+async fn read(request: String, response: Response<hyper::body::Incoming>) -> Result<(String, Bytes), Error> {
     let status = response.status();
     let body = match Limited::new(response.into_body(), ANSWER_BYTES).collect().await {
         Ok(body) => body.to_bytes(),
@@ -287,10 +349,14 @@ async fn read(request: String, response: Response<hyper::body::Incoming>) -> Res
     if !status.is_success() {
         return Err(Error::Refused { request, status, message: message(&body) });
     }
+    Ok((request, body))
+}
+
+fn json(request: String, body: &[u8]) -> Result<Value, Error> {
     if body.is_empty() {
         return Ok(Value::Null);
     }
-    serde_json::from_slice(&body).map_err(|error| Error::Unreadable { request, reason: error.to_string() })
+    serde_json::from_slice(body).map_err(|error| Error::Unreadable { request, reason: error.to_string() })
 }
 
 /// What the gateway says in an error answer; of a stranger's answer (a proxy's page) the beginning.
