@@ -14,6 +14,7 @@ mod inventory;
 mod listen;
 mod measurements;
 mod objects;
+mod openapi;
 mod plugins;
 mod shaping;
 mod shared;
