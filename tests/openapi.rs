@@ -3,9 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::harness::{Answer, Call, Gateway, PASSWORD};
+use crate::harness::{Answer, Call, Gateway, PASSWORD, measurement};
 
 /// One operation of the document.
 struct Operation {
@@ -191,4 +191,35 @@ async fn documented_errors_come_where_they_are_documented() {
         }
     }
     assert!(provoked > 100, "{provoked}");
+}
+
+// The document has one form for ids.
+#[tokio::test]
+async fn ids_in_bodies_are_read_as_the_document_says() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    for (id, status) in [
+        (json!(device), 201),
+        (json!(device.parse::<u64>().unwrap()), 201),
+        (json!(format!("+{device}")), 422),
+        (json!(format!(" {device}")), 422),
+        (json!(-1), 422),
+        (json!(9_223_372_036_854_775_808_u64), 422),
+    ] {
+        let subscription =
+            json!({"context": "mo", "source": {"id": id}, "subscription": format!("Sub{}", id.is_string())});
+        let mut object = measurement(&device, "t", 1);
+        (object["text"], object["severity"]) = (json!("hot"), json!("MAJOR"));
+        (object["source"]["id"], object["deviceId"]) = (id.clone(), id.clone());
+        for (path, body) in [
+            ("/notification2/subscriptions", &subscription),
+            ("/measurement/measurements", &object),
+            ("/event/events", &object),
+            ("/alarm/alarms", &object),
+            ("/devicecontrol/operations", &object),
+        ] {
+            let answer = gateway.post(path, body).await;
+            if status == 422 { drop(answer.error(422, "d: must be ")) } else { drop(answer.expect(status)) }
+        }
+    }
 }
