@@ -18,6 +18,7 @@ mod listen;
 mod measurements;
 mod notifications;
 mod objects;
+mod openapi;
 mod plugins;
 mod shaping;
 mod shared;

@@ -1,9 +1,11 @@
 //! The gateway with programs that other people wrote: `cargo test --features peers --test peers`.
 //!
-//! `TIDEGATE_PYTHON` names a Python that has c8y_api 3.7.3; bash and curl are needed, too. `.ci/run` sets all that up.
+//! `TIDEGATE_PYTHON` names the Python of an environment that has c8y_api 3.7.3 and schemathesis 4.32.5; bash and curl are needed,
+//! too. `.ci/run` sets all that up.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod harness;
+mod schemathesis;
 
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;

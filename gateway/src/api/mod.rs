@@ -11,8 +11,10 @@ mod identity;
 mod inventory;
 mod measurements;
 mod objects;
+mod openapi;
 mod operations;
 mod operator;
+mod routes;
 mod subscriptions;
 mod tenants;
 mod tokens;
@@ -23,12 +25,9 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
-use axum::extract::{FromRequestParts, Path, Request, State};
-use axum::middleware::{self, Next};
+use axum::extract::{FromRequestParts, Path, State};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderValue, LOCATION, ORIGIN};
@@ -43,6 +42,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::ApiError;
+pub use routes::router;
 pub(crate) use subscriptions::load as load_subscriptions;
 pub(crate) use tenants::ADMIN;
 
@@ -111,142 +111,6 @@ pub struct App {
     pub consumers: TaskTracker,
     /// Pieces of large bodies that may be in memory at a time.
     pub body_budget: Semaphore,
-}
-
-/// The whole HTTP surface.
-pub fn router(app: Arc<App>) -> Router {
-    let changing = inventory_routes().merge(object_routes()).merge(subscription_routes()).merge(account_routes());
-    let consumer = route("GET", get(consumer::connect));
-    // What takes no locks and changes no memory needs no task of its own.
-    let mut router = Router::new()
-        .merge(changing.route_layer(middleware::from_fn(to_the_end)))
-        .route(
-            "/measurement/measurements",
-            route(
-                "GET, POST, DELETE",
-                get(measurements::list).post(measurements::create).delete(measurements::delete_all),
-            ),
-        )
-        .route(
-            "/event/events",
-            route("GET, POST, DELETE", get(events::list).post(events::create).delete(events::delete_all)),
-        )
-        .route("/notification2", route("GET", get(subscriptions::resource)))
-        .route("/notification2/token", route("GET, POST", get(tokens::get).post(tokens::create)))
-        .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
-        .route("/notification2/consumer", consumer.clone())
-        .route("/notification2/consumer/", consumer)
-        .route("/platform", route("GET", get(discovery::platform)))
-        .route("/tenant/currentTenant", route("GET", get(discovery::tenant)))
-        .route("/tenant/loginOptions", route("GET", get(discovery::login_options)))
-        .route("/user/roles", route("GET", get(users::roles)))
-        .route("/user/roles/{id}", route("GET", get(users::role)))
-        .route("/user/{tenant}/userByName/{id}", route("GET", get(users::get)))
-        .route("/health/live", route("GET", get(operator::live)))
-        .route("/health/ready", route("GET", get(operator::ready)))
-        .route("/metrics", route("GET", get(operator::metrics)))
-        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") });
-    for path in discovery::families() {
-        router = router.route(path, route("GET", get(discovery::family)));
-    }
-    if app.config.http.cors_origins.is_some() {
-        router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
-    }
-    router.with_state(app)
-}
-
-fn inventory_routes() -> Router<Arc<App>> {
-    let children = Kind::ALL.into_iter().fold(Router::new(), |router, kind| {
-        let collection = format!("/inventory/managedObjects/{{id}}/{}", kind.children());
-        let one = format!("{collection}/{{child}}");
-        router
-            .route(
-                &collection,
-                route("GET, POST, DELETE", get(children::list).post(children::create).delete(children::delete_many)),
-            )
-            .route(&one, route("GET, DELETE", get(children::get).delete(children::delete)))
-    });
-    children
-        .route("/inventory/managedObjects", route("GET, POST", get(inventory::list).post(inventory::create)))
-        .route(
-            "/inventory/managedObjects/{id}",
-            route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
-        )
-        .route("/identity/globalIds/{id}/externalIds", route("GET, POST", get(identity::list).post(identity::create)))
-        // A value may hold slashes that the client did not encode.
-        .route(
-            "/identity/externalIds/{type}/{*value}",
-            route("GET, DELETE", get(identity::get).delete(identity::delete)),
-        )
-}
-
-/// Objects that belong to a managed object, where they are changed in place.
-fn object_routes() -> Router<Arc<App>> {
-    Router::new()
-        .route(
-            "/measurement/measurements/{id}",
-            route("GET, DELETE", get(measurements::get).delete(measurements::delete)),
-        )
-        .route(
-            "/event/events/{id}",
-            route("GET, PUT, DELETE", get(events::get).put(events::update).delete(events::delete)),
-        )
-        .route(
-            "/alarm/alarms",
-            route(
-                "GET, POST, PUT, DELETE",
-                get(alarms::list).post(alarms::create).put(alarms::update_all).delete(alarms::delete_all),
-            ),
-        )
-        .route("/alarm/alarms/count", route("GET", get(alarms::count)))
-        .route("/alarm/alarms/{id}", route("GET, PUT", get(alarms::get).put(alarms::update)))
-        .route(
-            "/devicecontrol/operations",
-            route("GET, POST, DELETE", get(operations::list).post(operations::create).delete(operations::delete_all)),
-        )
-        .route("/devicecontrol/operations/{id}", route("GET, PUT", get(operations::get).put(operations::update)))
-}
-
-fn subscription_routes() -> Router<Arc<App>> {
-    Router::new()
-        .route(
-            "/notification2/subscriptions",
-            route(
-                "GET, POST, DELETE",
-                get(subscriptions::list).post(subscriptions::create).delete(subscriptions::delete_by_query),
-            ),
-        )
-        .route(
-            "/notification2/subscriptions/{id}",
-            route("GET, DELETE", get(subscriptions::get).delete(subscriptions::delete)),
-        )
-}
-
-/// Users and tenants.
-fn account_routes() -> Router<Arc<App>> {
-    Router::new()
-        .route("/user/currentUser", route("GET, PUT", get(users::current).put(users::update_current)))
-        .route("/user/{tenant}/users", route("GET, POST", get(users::list).post(users::create)))
-        .route(
-            "/user/{tenant}/users/{id}",
-            route("GET, PUT, DELETE", get(users::get).put(users::update).delete(users::delete)),
-        )
-        .route("/tidegate/v1/tenants", route("GET, POST", get(tenants::list).post(tenants::create)))
-        .route("/tidegate/v1/tenants/{id}", route("GET, DELETE", get(tenants::get).delete(tenants::delete)))
-}
-
-/// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
-/// locks are held until then.
-async fn to_the_end(request: Request, next: Next) -> Result<Response, ApiError> {
-    tokio::spawn(next.run(request)).await.map_err(|error| {
-        tracing::error!(%error, "a request was not carried out");
-        ApiError::internal("the request failed")
-    })
-}
-
-/// A route that answers other methods with 405 and the allowed ones.
-fn route(allowed: &'static str, methods: MethodRouter<Arc<App>>) -> MethodRouter<Arc<App>> {
-    methods.fallback(move || async move { ApiError::method_not_allowed(allowed) })
 }
 
 /// Who asks, and how the gateway is called from there.

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::json::Invalid;
 use crate::message::{Action, Api, Message};
+use crate::platform::parse_id;
 
 /// Longest `subscription` name, in characters.
 const NAME_CHARS: usize = 255;
@@ -168,8 +169,8 @@ fn parse_source(members: &mut Map<String, Value>, context: Context) -> Result<Op
     source.remove("self");
     let id = match take(&mut source, "id") {
         None => return Err(missing("source.id")),
-        Some(Value::String(text)) => text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit())),
-        Some(Value::Number(number)) => number.as_u64(),
+        Some(Value::String(text)) => parse_id(&text),
+        Some(Value::Number(number)) => parse_id(&number.to_string()),
         Some(_) => None,
     };
     if let Some(unknown) = source.keys().next() {
@@ -287,6 +288,8 @@ mod tests {
             (r#"{"context":"tenant","subscription":"a b"}"#, "subscription: must consist of"),
             (r#"{"context":"mo","subscription":"s"}"#, "mandatory fields should be included: source.id"),
             (r#"{"context":"mo","subscription":"s","source":{"id":"x"}}"#, "source.id: must be the id"),
+            (r#"{"context":"mo","subscription":"s","source":{"id":"+1"}}"#, "source.id: must be the id"),
+            (r#"{"context":"mo","subscription":"s","source":{"id":9223372036854775808}}"#, "source.id: must be the id"),
             (r#"{"context":"tenant","subscription":"s","source":{"id":"1"}}"#, "source: is only for"),
             (r#"{"context":"tenant","subscription":"s","colour":1}"#, "colour: is not a known member"),
             (

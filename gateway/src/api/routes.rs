@@ -1,0 +1,168 @@
+//! The one router, made of one table of paths and methods; the OpenAPI document is held against the same table.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::Response;
+use axum::routing::{MethodRouter, get, post};
+
+use super::{
+    ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, openapi,
+    operations, operator, subscriptions, tenants, tokens, users,
+};
+use crate::platform::children::Kind;
+
+/// A path and what it answers.
+pub(super) struct Route {
+    /// As the router matches it.
+    pub(super) path: Cow<'static, str>,
+    /// The methods, as an `Allow` header names them; HEAD comes with GET.
+    pub(super) allowed: &'static str,
+    methods: MethodRouter<Arc<App>>,
+}
+
+/// The whole HTTP surface.
+pub fn router(app: Arc<App>) -> Router {
+    let add = |router: Router<Arc<App>>, Route { path, allowed, methods }: Route| {
+        let refuse = move || async move { ApiError::method_not_allowed(allowed) };
+        router.route(&path, methods.fallback(refuse))
+    };
+    let changing = changing_routes().fold(Router::new(), add);
+    let mut router = other_routes()
+        .fold(Router::new(), add)
+        .merge(changing.route_layer(middleware::from_fn(to_the_end)))
+        .fallback(|| async { ApiError::not_found("general", "There is nothing at this path.") });
+    if app.config.http.cors_origins.is_some() {
+        router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
+    }
+    router.with_state(app)
+}
+
+/// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
+/// locks are held until then.
+async fn to_the_end(request: Request, next: Next) -> Result<Response, ApiError> {
+    tokio::spawn(next.run(request)).await.map_err(|error| {
+        tracing::error!(%error, "a request was not carried out");
+        ApiError::internal("the request failed")
+    })
+}
+
+fn route(path: impl Into<Cow<'static, str>>, allowed: &'static str, methods: MethodRouter<Arc<App>>) -> Route {
+    Route { path: path.into(), allowed, methods }
+}
+
+/// Where locks are taken or memory is changed.
+pub(super) fn changing_routes() -> impl Iterator<Item = Route> {
+    inventory_routes().chain(object_routes()).chain(subscription_routes()).chain(account_routes())
+}
+
+fn inventory_routes() -> impl Iterator<Item = Route> {
+    let children = Kind::ALL.into_iter().flat_map(|kind| {
+        let collection = format!("/inventory/managedObjects/{{id}}/{}", kind.children());
+        let one = format!("{collection}/{{child}}");
+        [
+            route(
+                collection,
+                "GET, POST, DELETE",
+                get(children::list).post(children::create).delete(children::delete_many),
+            ),
+            route(one, "GET, DELETE", get(children::get).delete(children::delete)),
+        ]
+    });
+    children.chain([
+        route("/inventory/managedObjects", "GET, POST", get(inventory::list).post(inventory::create)),
+        route(
+            "/inventory/managedObjects/{id}",
+            "GET, PUT, DELETE",
+            get(inventory::get).put(inventory::update).delete(inventory::delete),
+        ),
+        route("/identity/globalIds/{id}/externalIds", "GET, POST", get(identity::list).post(identity::create)),
+        // A value may hold slashes that the client did not encode.
+        route("/identity/externalIds/{type}/{*externalId}", "GET, DELETE", get(identity::get).delete(identity::delete)),
+    ])
+}
+
+/// Objects that belong to a managed object, where they are changed in place.
+fn object_routes() -> impl Iterator<Item = Route> {
+    [
+        route("/measurement/measurements/{id}", "GET, DELETE", get(measurements::get).delete(measurements::delete)),
+        route("/event/events/{id}", "GET, PUT, DELETE", get(events::get).put(events::update).delete(events::delete)),
+        route(
+            "/alarm/alarms",
+            "GET, POST, PUT, DELETE",
+            get(alarms::list).post(alarms::create).put(alarms::update_all).delete(alarms::delete_all),
+        ),
+        route("/alarm/alarms/count", "GET", get(alarms::count)),
+        route("/alarm/alarms/{id}", "GET, PUT", get(alarms::get).put(alarms::update)),
+        route(
+            "/devicecontrol/operations",
+            "GET, POST, DELETE",
+            get(operations::list).post(operations::create).delete(operations::delete_all),
+        ),
+        route("/devicecontrol/operations/{id}", "GET, PUT", get(operations::get).put(operations::update)),
+    ]
+    .into_iter()
+}
+
+fn subscription_routes() -> impl Iterator<Item = Route> {
+    [
+        route(
+            "/notification2/subscriptions",
+            "GET, POST, DELETE",
+            get(subscriptions::list).post(subscriptions::create).delete(subscriptions::delete_by_query),
+        ),
+        route(
+            "/notification2/subscriptions/{id}",
+            "GET, DELETE",
+            get(subscriptions::get).delete(subscriptions::delete),
+        ),
+    ]
+    .into_iter()
+}
+
+/// Users and tenants.
+fn account_routes() -> impl Iterator<Item = Route> {
+    [
+        route("/user/currentUser", "GET, PUT", get(users::current).put(users::update_current)),
+        route("/user/{tenant}/users", "GET, POST", get(users::list).post(users::create)),
+        route(
+            "/user/{tenant}/users/{id}",
+            "GET, PUT, DELETE",
+            get(users::get).put(users::update).delete(users::delete),
+        ),
+        route("/tidegate/v1/tenants", "GET, POST", get(tenants::list).post(tenants::create)),
+        route("/tidegate/v1/tenants/{id}", "GET, DELETE", get(tenants::get).delete(tenants::delete)),
+    ]
+    .into_iter()
+}
+
+/// What takes no locks and changes no memory, and so needs no task of its own.
+pub(super) fn other_routes() -> impl Iterator<Item = Route> {
+    let families = discovery::families().map(|path| route(path, "GET", get(discovery::family)));
+    families.chain([
+        route(
+            "/measurement/measurements",
+            "GET, POST, DELETE",
+            get(measurements::list).post(measurements::create).delete(measurements::delete_all),
+        ),
+        route("/event/events", "GET, POST, DELETE", get(events::list).post(events::create).delete(events::delete_all)),
+        route("/notification2", "GET", get(subscriptions::resource)),
+        route("/notification2/token", "GET, POST", get(tokens::get).post(tokens::create)),
+        route("/notification2/unsubscribe", "POST", post(tokens::unsubscribe)),
+        route("/notification2/consumer", "GET", get(consumer::connect)),
+        route("/notification2/consumer/", "GET", get(consumer::connect)),
+        route("/platform", "GET", get(discovery::platform)),
+        route("/tenant/currentTenant", "GET", get(discovery::tenant)),
+        route("/tenant/loginOptions", "GET", get(discovery::login_options)),
+        route("/user/roles", "GET", get(users::roles)),
+        route("/user/roles/{id}", "GET", get(users::role)),
+        route("/user/{tenant}/userByName/{id}", "GET", get(users::get)),
+        route("/health/live", "GET", get(operator::live)),
+        route("/health/ready", "GET", get(operator::ready)),
+        route("/metrics", "GET", get(operator::metrics)),
+        route("/openapi.json", "GET", get(openapi::document)),
+    ])
+}

@@ -1,0 +1,12 @@
+"""What schemathesis must not do to the gateway that it asks: change the password with which it asks."""
+
+import schemathesis
+
+
+@schemathesis.hook
+def before_call(context, case, kwargs):
+    body = case.body
+    if case.operation.path.startswith("/user/") and case.method == "PUT" and isinstance(body, dict):
+        password = body.get("password")
+        if isinstance(password, str) and len(password) >= 8:
+            case.body = {name: value for name, value in body.items() if name != "password"}
