@@ -13,6 +13,7 @@ mod measurements;
 mod objects;
 mod operations;
 mod operator;
+mod paths;
 mod subscriptions;
 mod tenants;
 mod tokens;
@@ -116,7 +117,6 @@ pub struct App {
 /// The whole HTTP surface.
 pub fn router(app: Arc<App>) -> Router {
     let changing = inventory_routes().merge(object_routes()).merge(subscription_routes()).merge(account_routes());
-    let consumer = route("GET", get(consumer::connect));
     // What takes no locks and changes no memory needs no task of its own.
     let mut router = Router::new()
         .merge(changing.route_layer(middleware::from_fn(to_the_end)))
@@ -134,8 +134,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/notification2", route("GET", get(subscriptions::resource)))
         .route("/notification2/token", route("GET, POST", get(tokens::get).post(tokens::create)))
         .route("/notification2/unsubscribe", route("POST", post(tokens::unsubscribe)))
-        .route("/notification2/consumer", consumer.clone())
-        .route("/notification2/consumer/", consumer)
+        .route("/notification2/consumer", route("GET", get(consumer::connect)))
         .route("/platform", route("GET", get(discovery::platform)))
         .route("/tenant/currentTenant", route("GET", get(discovery::tenant)))
         .route("/tenant/loginOptions", route("GET", get(discovery::login_options)))
@@ -152,7 +151,9 @@ pub fn router(app: Arc<App>) -> Router {
     if app.config.http.cors_origins.is_some() {
         router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
     }
-    router.with_state(app)
+    // Whatever changes the path has to stand before the routes.
+    let changed = middleware::map_request(paths::without_empty_segments);
+    Router::new().fallback_service(router.with_state(app)).layer(changed)
 }
 
 fn inventory_routes() -> Router<Arc<App>> {
@@ -168,6 +169,7 @@ fn inventory_routes() -> Router<Arc<App>> {
     });
     children
         .route("/inventory/managedObjects", route("GET, POST", get(inventory::list).post(inventory::create)))
+        .route("/inventory/managedObjects/count", route("GET", get(inventory::count)))
         .route(
             "/inventory/managedObjects/{id}",
             route("GET, PUT, DELETE", get(inventory::get).put(inventory::update).delete(inventory::delete)),
