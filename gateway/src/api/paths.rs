@@ -42,6 +42,8 @@ fn cleaned(uri: &Uri) -> Option<Uri> {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
 
     #[test]
