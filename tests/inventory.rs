@@ -198,6 +198,12 @@ async fn objects_are_listed_by_what_is_asked_for() {
             page["managedObjects"].as_array().unwrap().iter().map(|object| object["id"].clone()).collect();
         let expected: Vec<_> = expected.iter().map(|at| json!(ids[*at])).collect();
         assert_eq!((&found, &page["statistics"]["totalElements"]), (&expected, &json!(expected.len())), "{query}");
+        let count = gateway.get(&format!("/inventory/managedObjects/count?{query}")).await.expect(200);
+        assert_eq!(
+            (count.text(), count.header("content-type")),
+            (expected.len().to_string(), Some("text/plain")),
+            "{query}"
+        );
     }
 
     let page = gateway.get("/inventory/managedObjects?pageSize=2&withTotalPages=true").await.expect(200);
@@ -231,11 +237,38 @@ async fn lists_that_cannot_be_are_refused_with_the_place() {
         let refused = gateway.get(&format!("/inventory/managedObjects?{query}")).await;
         assert_eq!(refused.json()["error"], "inventory/Invalid Data", "{query}");
         refused.error(422, text);
+        gateway.get(&format!("/inventory/managedObjects/count?{query}")).await.error(422, text);
     }
     gateway.get("/inventory/managedObjects?pageSize=2001").await.error(422, "pageSize");
     gateway.get("/inventory/managedObjects?withParents=2").await.error(422, "withParents");
     gateway.add_user("edge", "maker", "ROLE_INVENTORY_CREATE").await;
-    gateway.get("/inventory/managedObjects").user("edge/maker", PASSWORD).await.error(403, "");
+    for path in ["/inventory/managedObjects", "/inventory/managedObjects/count"] {
+        gateway.get(path).user("edge/maker", PASSWORD).await.error(403, "");
+    }
+}
+
+// c8y_api 3.7.3 creates alarms at `/alarm/alarms/` and changes them at `/alarm/alarms//1`.
+#[tokio::test]
+async fn empty_segments_of_a_path_are_dropped_but_not_those_of_external_ids() {
+    let gateway = Gateway::start().await;
+    let made = gateway.post("//inventory/managedObjects/", &json!({"name": "pump"})).await.expect(201);
+    let id = made.json()["id"].as_str().unwrap().to_owned();
+    let link = format!("http://{}/inventory/managedObjects/{id}", gateway.addr);
+    assert_eq!((made.header("location"), &made.json()["self"]), (Some(&*link), &json!(link)));
+    gateway.put(&format!("/inventory/managedObjects//{id}//"), &json!({"name": "pump 2"})).await.expect(200);
+    let list = gateway.get("/inventory//managedObjects/?pageSize=1").await.expect(200).json();
+    assert_eq!(list["managedObjects"][0]["name"], "pump 2");
+    gateway.call("PATCH", "/inventory/managedObjects/").await.error(405, "GET, POST");
+    gateway.get("/inventory/").await.expect(200);
+    gateway.get("/nothing//here/").await.error(404, "");
+
+    for value in ["http://a//b", "a/"] {
+        let external = json!({"type": "url", "externalId": value});
+        gateway.post(&format!("/identity/globalIds/{id}/externalIds"), &external).await.expect(201);
+        let found = gateway.get(&format!("/identity/externalIds/url/{value}")).await.expect(200).json();
+        assert_eq!((&found["externalId"], &found["managedObject"]["id"]), (&json!(value), &json!(id)));
+    }
+    gateway.get("/identity/externalIds/url/http://a/b").await.error(404, "");
 }
 
 // A page of large objects: bounded in bytes, not only in rows.

@@ -125,7 +125,7 @@ async fn methods_that_are_not_documented_are_405_and_name_those_that_are() {
         assert_eq!(head.status == 405, !documented.contains("GET"), "HEAD {path}: {}", head.status);
         assert!(head.body.is_empty());
     }
-    for path in ["/", "/openapi.json/", "/alarm/", "/alarm/alarms/1/2", "/inventory/managedObjects/1/childDevices/"] {
+    for path in ["/", "/openapi", "/alarm/alarms/1/2", "/inventory/managedObjects/1/childDevices/2/3"] {
         gateway.get(path).await.error(404, "nothing at this path");
     }
 }
@@ -163,7 +163,7 @@ async fn documented_errors_come_where_they_are_documented() {
     let gateway = Gateway::with("[limits]\nbody_bytes = 4096\nbulk_bytes = 4096\n").await;
     let document = document(&gateway).await;
     let large = format!("{{\"x\":\"{}\"}}", "x".repeat(5000));
-    let (mut provoked, mut expect) = (0, async |operation: &Operation, call: Call, status: u16| {
+    let (mut provoked, expect) = (0, async |operation: &Operation, call: Call, status: u16| {
         assert_eq!(operation.check(&document, call.await), status, "{} {}", operation.method, operation.path);
     });
     for operation in operations(&document).iter().filter(|operation| operation.roles().is_some()) {

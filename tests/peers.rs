@@ -1,51 +1,39 @@
 //! The gateway with programs that other people wrote: `cargo test --features peers --test peers`.
 //!
-//! `TIDEGATE_PYTHON` names the Python of an environment that has c8y_api 3.7.3 and schemathesis 4.32.5; bash and curl are needed,
-//! too. `.ci/run` sets all that up.
+//! `TIDEGATE_PYTHON` names the Python of an environment that has c8y_api 3.7.3, pyc8y 4.1.0 and schemathesis 4.32.5,
+//! `TIDEGATE_NODE_MODULES` a directory that has @c8y/client 1023.77.1; node, bash and curl are needed, too. `.ci/run` sets all
+//! that up.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod harness;
 mod schemathesis;
 
+#[path = "peers/cutter.rs"]
+mod cutter;
+#[path = "peers/listeners.rs"]
+mod listeners;
+#[path = "peers/peer.rs"]
+mod peer;
+#[path = "peers/tour.rs"]
+mod tour;
+
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use harness::{Gateway, PASSWORD, PATIENCE, Program, eventually, measurement, value_of};
-
-/// The events that the Python script has printed.
-fn events(program: &Program, name: &str) -> Vec<Value> {
-    let out = program.stdout();
-    let complete = out.rfind('\n').map_or("", |end| &out[..end]);
-    let all = complete.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    all.filter(|event| event["event"] == name).collect()
-}
-
-async fn events_until(program: &mut Program, name: &str, count: usize) -> Vec<Value> {
-    eventually(&format!("{count} events '{name}' of the Python client"), async || {
-        assert!(program.exited().is_none(), "the Python client ended:\n{}{}", program.stdout(), program.stderr());
-        let events = events(program, name);
-        (events.len() >= count).then_some(events)
-    })
-    .await
-}
+use harness::{Gateway, PATIENCE, Program, measurement, value_of};
+use peer::{Peer, Site};
 
 // "c8y_api 3.7.3 (PyPI), unmodified: creates a subscription with typeFilter and one fragment for a device, listens, receives
 // exactly the matching measurements, projected, in order, survives a restart of the gateway, and unsubscribes."
 #[tokio::test]
 async fn c8y_api_receives_what_it_subscribed_to_over_a_restart_and_unsubscribes() {
-    let python = std::env::var_os("TIDEGATE_PYTHON").expect("TIDEGATE_PYTHON names a Python that has c8y_api 3.7.3");
     let mut gateway = Gateway::start().await;
     let (pump, valve) = (gateway.device("pump").await, gateway.device("valve").await);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/c8y_api_line.py");
-    let mut command = Command::new(python);
-    command.arg(script.canonicalize().unwrap()).args([&format!("http://{}", gateway.addr), PASSWORD, &pump]);
-    let environment = [("NO_PROXY".to_owned(), "*".to_owned())];
-    let mut client = Program::spawn_command(command, &environment, &gateway.path("."), "python");
-    events_until(&mut client, "connected", 1).await;
+    let mut client = Peer::run(&Site::plain(&gateway), "c8y_api_line.py", &[], &[&pump]);
+    client.until("connected", 1).await;
 
     let list = gateway.get("/notification2/subscriptions").await.expect(200).json();
     let made = &list["subscriptions"][0];
@@ -68,13 +56,13 @@ async fn c8y_api_receives_what_it_subscribed_to_over_a_restart_and_unsubscribes(
         expected.clone()
     };
     let first = batch(&gateway).await;
-    events_until(&mut client, "message", first.len()).await;
+    client.until("acked", first.len()).await;
     // What is acknowledged by now holds.
     tokio::time::sleep(Duration::from_millis(300)).await;
     gateway.restart().await;
     // The consumer is known, so that what comes before it is back is kept for it.
     let expected = batch(&gateway).await;
-    let messages = events_until(&mut client, "message", expected.len()).await;
+    let messages = client.until("message", expected.len()).await;
 
     let seen: Vec<_> = messages
         .iter()
@@ -89,10 +77,7 @@ async fn c8y_api_receives_what_it_subscribed_to_over_a_restart_and_unsubscribes(
         assert_eq!(names, ["c8y_Reading", "id", "self", "source", "time", "type"], "projected");
     }
 
-    client.signal("TERM");
-    let status = client.wait().await;
-    assert!(status.success(), "{status}:\n{}", client.stderr());
-    assert!(!client.stderr().contains("could not be unsubscribed"), "{}", client.stderr());
+    client.stop().await;
     let token = gateway.token("PyLine", "pyConsumer").await;
     assert!(gateway.unsubscribe(&token).await.status >= 500, "it had unsubscribed");
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::crypto::aws_lc_rs::default_provider;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore};
@@ -27,6 +27,9 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        // OpenSSL takes a certificate for self-signed whose subject is that of its issuer, and rcgen calls all by one name.
+        params.distinguished_name.push(DnType::CommonName, "A private authority");
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
         let key = KeyPair::generate().unwrap();
         let certificate = params.self_signed(&key).unwrap();
         let mut roots = RootCertStore::empty();
@@ -41,7 +44,9 @@ impl Authority {
     /// Writes a new certificate and its key into the gateway's files.
     pub(crate) fn issue(&self) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        let mut params = CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+        // Python from 3.13 on demands it.
+        params.use_authority_key_identifier_extension = true;
         fs::write(self.file("cert.pem"), params.signed_by(&key, &self.issuer).unwrap().pem()).unwrap();
         fs::write(self.file("key.pem"), key.serialize_pem()).unwrap();
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
@@ -103,6 +104,16 @@ pub(super) async fn list(
         Envelope { url: &url, query: &query, name: "managedObjects", page, more: listed.more, total: listed.total };
     let push = |object: &ManagedObject, out: &mut Vec<u8>| push_object(&app, &caller, shown, object, out);
     Ok(found(&headers, "managedobjectcollection", rendered_page(&envelope, &listed, push)?))
+}
+
+/// GET of the number of those that the parameters of [`Filter`] select.
+pub(super) async fn count(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
+    let tenant = &caller.require(Role::InventoryRead)?.tenant;
+    let filter = Filter::parse(&query(&uri), &app.sources).map_err(|error| invalid_data(&error))?;
+    let page = PageRequest { current: 1, size: 1, with_total_pages: false, with_total_elements: true };
+    let listed = search::list(&app.store, tenant.as_str(), &filter, &page, &Bounds::default()).await?;
+    let total = listed.total.unwrap_or_default();
+    Ok(([(CONTENT_TYPE, "text/plain")], total.to_string()).into_response())
 }
 
 /// The answer to a list request; with references, which no stored size tells of, it may be too large.

@@ -11,9 +11,9 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::{
     ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, openapi,
-    operations, operator, subscriptions, tenants, tokens, users,
+    operations, operator, paths, subscriptions, tenants, tokens, users,
 };
-use crate::platform::children::Kind;
+use crate::platform::relation::Kind;
 
 /// A path and what it answers.
 pub(super) struct Route {
@@ -38,7 +38,9 @@ pub fn router(app: Arc<App>) -> Router {
     if app.config.http.cors_origins.is_some() {
         router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
     }
-    router.with_state(app)
+    // Whatever changes the path has to stand before the routes.
+    let changed = middleware::map_request(paths::without_empty_segments);
+    Router::new().fallback_service(router.with_state(app)).layer(changed)
 }
 
 /// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
@@ -74,6 +76,7 @@ fn inventory_routes() -> impl Iterator<Item = Route> {
     });
     children.chain([
         route("/inventory/managedObjects", "GET, POST", get(inventory::list).post(inventory::create)),
+        route("/inventory/managedObjects/count", "GET", get(inventory::count)),
         route(
             "/inventory/managedObjects/{id}",
             "GET, PUT, DELETE",
@@ -153,7 +156,6 @@ pub(super) fn other_routes() -> impl Iterator<Item = Route> {
         route("/notification2/token", "GET, POST", get(tokens::get).post(tokens::create)),
         route("/notification2/unsubscribe", "POST", post(tokens::unsubscribe)),
         route("/notification2/consumer", "GET", get(consumer::connect)),
-        route("/notification2/consumer/", "GET", get(consumer::connect)),
         route("/platform", "GET", get(discovery::platform)),
         route("/tenant/currentTenant", "GET", get(discovery::tenant)),
         route("/tenant/loginOptions", "GET", get(discovery::login_options)),

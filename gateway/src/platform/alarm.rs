@@ -226,7 +226,7 @@ impl Alarm {
     /// is refused.
     pub fn merge(&self, patch: &[u8], now_ms: i64, limits: &Limits, max_bytes: usize) -> Result<Option<Self>, Invalid> {
         let patch = Members::parse(patch, limits)?;
-        let patch = changeable(&patch, FIXED)?;
+        let patch = changeable(&patch, FIXED, Some(self.source))?;
         let (mut status, mut severity) = (self.status.clone(), self.severity.clone());
         for member in &patch {
             match &*member.name {

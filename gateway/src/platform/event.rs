@@ -102,7 +102,7 @@ impl Event {
     /// is refused.
     pub fn merge(&self, patch: &[u8], now_ms: i64, limits: &Limits, max_bytes: usize) -> Result<Option<Self>, Invalid> {
         let patch = Members::parse(patch, limits)?;
-        let patch = changeable(&patch, FIXED)?;
+        let patch = changeable(&patch, FIXED, Some(self.source))?;
         if patch.is_empty() {
             return Ok(None);
         }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 
 use super::check_name;
+use super::object::source_id;
 use crate::json::{self, Invalid, Limits, Member, Members};
 
 /// Merges `patch` into `stored`, members on one line without the braces. Values are replaced as a whole. `check` looks at every
@@ -50,12 +51,22 @@ pub(super) fn merge<'m, 'a: 'm>(
     Ok(merged.into())
 }
 
-/// The client's part of a PUT that may set only some members: `id` and `self` are ignored, those of `fixed` are refused.
+/// The client's part of a PUT that may set only some members: `id` and `self` are ignored, those of `fixed` are refused. The
+/// `source` that the object has is ignored, too: c8y_api 3.7.3 sends it with every change of an alarm.
 ///
 /// # Errors
 /// Names the first member that cannot be changed, or whose name cannot be one.
-pub(super) fn changeable<'m, 'a>(members: &'m Members<'a>, fixed: &[&str]) -> Result<Vec<&'m Member<'a>>, Invalid> {
-    let patch: Vec<_> = members.iter().filter(|member| !matches!(&*member.name, "id" | "self")).collect();
+pub(super) fn changeable<'m, 'a>(
+    members: &'m Members<'a>,
+    fixed: &[&str],
+    source: Option<u64>,
+) -> Result<Vec<&'m Member<'a>>, Invalid> {
+    let is_ignored = |member: &Member<'_>| match &*member.name {
+        "id" | "self" => true,
+        "source" => source.is_some() && source_id(member.raw).ok() == source,
+        _ => false,
+    };
+    let patch: Vec<_> = members.iter().filter(|member| !is_ignored(member)).collect();
     for member in &patch {
         check_name(&member.name)?;
         if fixed.contains(&&*member.name) {
@@ -105,8 +116,15 @@ mod tests {
 
     #[test]
     fn fixed_members_are_refused_by_name() {
-        let members = Members::parse(br#"{"id":"1","self":"x","a":1,"time":null}"#, &Limits::default()).unwrap();
-        assert_eq!(changeable(&members, &["type"]).unwrap().len(), 2);
-        assert_eq!(changeable(&members, &["time"]).unwrap_err().to_string(), "time: cannot be changed");
+        let patch = |fixed: &str, source: &str, own: Option<u64>| {
+            let members = format!(r#"{{"id":"1","self":"x","a":1,"time":null,"source":{source}}}"#);
+            let members = Members::parse(members.as_bytes(), &Limits::default()).unwrap();
+            changeable(&members, &[fixed, "source"], own).map(|patch| patch.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(patch("type", r#"{"id":"7","name":"n"}"#, Some(7)), Ok(2));
+        assert_eq!(patch("time", r#"{"id":7}"#, Some(7)), Err("time: cannot be changed".to_owned()));
+        for (source, own) in [(r#"{"id":"8"}"#, Some(7)), ("{}", Some(7)), ("null", Some(7)), (r#"{"id":"7"}"#, None)] {
+            assert_eq!(patch("type", source, own), Err("source: cannot be changed".to_owned()), "{source}");
+        }
     }
 }

@@ -128,7 +128,7 @@ pub(super) fn parse<'a>(
     }
 }
 
-fn source_id(raw: &str) -> Result<u64, Invalid> {
+pub(super) fn source_id(raw: &str) -> Result<u64, Invalid> {
     let mut id = None;
     json::each_member(raw, |name, raw| {
         if name == "id" && !json::is_null(raw) {

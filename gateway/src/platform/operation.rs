@@ -104,7 +104,7 @@ impl Operation {
         let patch = Members::parse(patch, limits)?;
         let raw = patch.get("status").ok_or_else(|| missing(&[("status", false)]))?;
         let status = word(raw, "status", &STATUSES)?;
-        let changes = changeable(&patch, FIXED)?;
+        let changes = changeable(&patch, FIXED, None)?;
         let body = merge(&self.body, changes.into_iter(), limits, max_bytes, check_member)?;
         let kind =
             if patch.iter().any(|member| member.name == "type") { kind(patch.get("type")) } else { self.kind.clone() };
