@@ -307,10 +307,11 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
     let mut settled: BTreeSet<(String, u64)> = BTreeSet::new();
     let mut next = 1;
     for round in 0..=ROUNDS {
-        let mut clients = tokio::task::JoinSet::new();
+        // In the order in which they connect: a source moves only to those that came later.
+        let mut clients = Vec::new();
         for name in ["a", "b", "c"] {
             let mut member = scene.member(name).await;
-            clients.spawn(async move {
+            clients.push(tokio::spawn(async move {
                 let (mut seen, mut acked) = (Vec::new(), Vec::new());
                 while let Some(frame) = member.try_next().await {
                     let message = (source(&frame), value_of(&frame.json()));
@@ -321,7 +322,7 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
                     seen.push(message);
                 }
                 (seen, acked)
-            });
+            }));
         }
         let producer = scene.gateway.producer();
         if round < ROUNDS {
@@ -346,7 +347,8 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
                 accepted.entry(device).or_default().extend(numbers);
             }
             next = accepted.values().flatten().max().unwrap() + 2;
-            for (seen, acked) in clients.join_all().await {
+            for client in clients {
+                let (seen, acked) = client.await.unwrap();
                 note(&mut first, &settled, seen);
                 let held = acked.into_iter().filter(|(_, at)| killed.duration_since(*at) >= Duration::from_millis(250));
                 settled.extend(held.map(|(message, _)| message));
@@ -361,7 +363,8 @@ async fn kill_9_with_clients_that_share_loses_nothing() {
             })
             .await;
             scene.gateway.stop().await;
-            for (seen, _) in clients.join_all().await {
+            for client in clients {
+                let (seen, _) = client.await.unwrap();
                 note(&mut first, &settled, seen);
             }
         }
