@@ -3,6 +3,7 @@
 //! to all of its clients: there no request may undo another one.
 //!
 //! `TIDEGATE_HISTORY_REQUESTS` is the number of requests, `TIDEGATE_HISTORY_SEED` repeats the dice of a failed run.
+#![allow(clippy::print_stderr, reason = "a seed, for a run that fails")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::SocketAddr;
