@@ -13,7 +13,7 @@ use sqlx::{QueryBuilder, Sqlite, SqlitePool};
 use super::inventory::ManagedObject;
 use super::list::{ListError, Listed, text_parameter};
 use super::object::member;
-use super::page::{self, PageRequest, parameter};
+use super::page::{self, PageRequest, flag, parameter};
 use super::query::{Expression, Property, Query, Subject};
 use super::relation::{Kind, Relation, Side};
 use super::{Sources, parse_id};
@@ -65,6 +65,10 @@ impl Filter {
     /// # Errors
     /// Names the parameter whose value cannot be used.
     pub fn parse(query: &page::Query<'_>, sources: &Sources) -> Result<Self, Invalid> {
+        // Ignored, it would give a list of others.
+        if flag(query, "onlyRoots")? {
+            return Err(Invalid::new("onlyRoots", "is not supported"));
+        }
         let mut filter = Self::parse_query(query)?;
         filter.kind = text_parameter(query, "type")?;
         filter.text = text_parameter(query, "text")?;
@@ -446,6 +450,7 @@ mod tests {
             (&format!("ids={ids}"), "ids: names more than 2000 objects"),
             ("type=", "type: must not be empty"),
             ("text=", "text: must not be empty"),
+            ("onlyRoots=true", "onlyRoots: is not supported"),
             ("childAssetId=x", "childAssetId: must be an id of decimal digits"),
             ("query=name", "query: 'eq' is expected at character 5"),
         ] {
