@@ -150,7 +150,7 @@ async fn a_second_start_compiles_nothing() {
     assert_eq!(gateway.metric("tidegate_plugin_compilations_total").await, 0.0);
 }
 
-// design decision 6: "compilation happens in a child process of its own with limits"
+// "Compilation happens in a child process of its own with limits."
 #[tokio::test]
 async fn plugins_are_compiled_by_a_child_that_says_what_is_wrong() {
     let gateway = Gateway::start().await;
