@@ -1,6 +1,6 @@
 //! Basic authentication whose hot path never meets argon2.
 //!
-//! An argon2id run takes 19 MiB and tens of milliseconds, so one runs at a time, a bounded line waits for it, requests with the
+//! An argon2id run takes megabytes and tens of milliseconds, so one runs at a time, a bounded line waits for it, requests with the
 //! same header share one run, and its outcome is remembered for a minute under a keyed hash of the header.
 
 use std::collections::HashMap;

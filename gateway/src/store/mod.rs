@@ -128,8 +128,10 @@ impl Writing {
     pub async fn warm_up(&mut self) -> Result<(), StoreError> {
         self.connection
             .execute(
-                "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB); INSERT INTO warm_up VALUES (zeroblob(4200000));
-                 DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum",
+                "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
+                 INSERT INTO warm_up
+                 WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 64) SELECT zeroblob(65536) FROM n;
+                 DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum; PRAGMA shrink_memory",
             )
             .await?;
         Ok(())
