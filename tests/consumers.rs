@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
-use crate::harness::{Consumer, Frame, Gateway, eventually, forwarded, upgrade, value_of};
+use crate::harness::{Consumer, Frame, Gateway, eventually, forwarded, measurement, upgrade, value_of};
 
 /// How long a consumer is watched that must not receive anything.
 const SILENCE: Duration = Duration::from_millis(300);
@@ -379,4 +381,51 @@ async fn what_no_consumer_needs_any_more_is_not_kept() {
     gateway.unsubscribe(&token).await.expect(200);
     measure(&gateway, &device, 11..=12).await;
     assert_eq!(kept(&mut gateway).await, 2, "only what subA has not seen");
+}
+
+// The last consumer of a topic is unsubscribed while its connection ends: neither may wait for the other.
+#[tokio::test]
+async fn unsubscribing_and_closing_at_once_does_not_block_the_gateway() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    let many: Vec<_> = (0..2000).map(|value| measurement(&device, "t", value)).collect();
+    for round in 0..20 {
+        let token = gateway.token("Sub1", "subA").await;
+        let consumer = gateway.consumer_with(&token).await.unwrap();
+        let bulk = gateway.post("/measurement/measurements", &json!({"measurements": many}));
+        bulk.header("X-Cumulocity-Processing-Mode", "TRANSIENT").await.expect(201);
+        let closing = async {
+            tokio::time::sleep(Duration::from_micros(200 * round)).await;
+            consumer.close().await;
+        };
+        let (answer, ()) = tokio::join!(gateway.unsubscribe(&token), closing);
+        answer.expect(200);
+        gateway.get("/health/live").await.expect(200);
+    }
+}
+
+// RFC 6455, section 4.1: an upgrade is a GET of HTTP/1.1.
+#[tokio::test]
+async fn what_is_no_upgrade_is_not_upgraded() {
+    let gateway = Gateway::start().await;
+    let token = gateway.token("Sub1", "subA").await;
+    let rest = format!(
+        "Host: {}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
+         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n",
+        gateway.addr
+    );
+    let path = format!("/notification2/consumer/?token={token}");
+    for request in [
+        format!("GET {path} HTTP/1.0\r\n{rest}\r\n"),
+        format!("HEAD {path} HTTP/1.1\r\n{rest}\r\n"),
+        format!("GET {path} HTTP/1.1\r\n{rest}Content-Length: 5\r\n\r\nhello"),
+    ] {
+        let mut socket = TcpStream::connect(gateway.addr).await.unwrap();
+        socket.write_all(request.as_bytes()).await.unwrap();
+        let mut status = [0; 12];
+        socket.read_exact(&mut status).await.unwrap();
+        assert_eq!(&status[9..], b"400", "{request}");
+    }
+    gateway.consumer_with(&token).await.unwrap();
 }

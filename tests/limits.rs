@@ -180,6 +180,55 @@ async fn connections_past_the_limit_wait_for_a_place() {
     consumer.close().await;
 }
 
+// `limits.request_seconds`: a client that asks and does not read gives its place back; one that is being upgraded is no such client.
+#[tokio::test]
+async fn a_client_that_does_not_read_its_answers_is_left() {
+    let gateway = Gateway::with("[limits]\nconnections = 1\nrequest_seconds = 1\n[consumer]\ndead_seconds = 2").await;
+    let mut hog = TcpStream::connect(gateway.addr).await.unwrap();
+    // More than the buffers of both kernels hold.
+    for _ in 0..200 {
+        hog.write_all(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    }
+    let request = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    let answer = raw(gateway.addr, request).await;
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+    drop(hog);
+}
+
+// Every object in an answer repeats the `Host`.
+#[tokio::test]
+async fn a_host_that_is_none_is_refused() {
+    let gateway = Gateway::start().await;
+    for host in [&"x".repeat(262), "a/b", "a\"b", "a b", "ä"] {
+        let request = format!("GET /platform HTTP/1.1\r\nHost: {host}\r\n{BASIC}Connection: close\r\n\r\n");
+        let answer = raw(gateway.addr, request.as_bytes()).await;
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("The Host header"), "{host}: {answer}");
+    }
+    for host in ["edge-1.example:8080", "[::1]:80", &"x".repeat(261)] {
+        let request = format!("GET /platform HTTP/1.1\r\nHost: {host}\r\n{BASIC}Connection: close\r\n\r\n");
+        let answer = raw(gateway.addr, request.as_bytes()).await;
+        assert!(answer.contains(&format!("\"self\":\"http://{host}/platform\"")), "{host}: {answer}");
+    }
+}
+
+// What waits is delivered, also when it is longer than the limit that holds by then.
+#[tokio::test]
+async fn a_lower_limit_holds_up_no_message_that_waits() {
+    let mut gateway = Gateway::with("[limits]\nframe_bytes = 8388608\nbody_bytes = 8388608").await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    gateway.consumer("Sub1", "subA").await.close().await;
+    let mut large = measurement(&device, "t", 1);
+    large["c8y_Text"] = json!("x".repeat(5 << 20));
+    gateway.post(MEASUREMENTS, &large).await.expect(201);
+    gateway.measure(&device, "t", 2).await;
+    std::fs::write(gateway.path("config.toml"), "").unwrap();
+    gateway.restart().await;
+    let mut consumer = gateway.reconnect("Sub1", "subA").await;
+    assert!(consumer.receive().await.body.len() > 5 << 20);
+    assert_eq!(value_of(&consumer.receive().await.json()), 2);
+}
+
 // `limits.admission`: while a turn takes its time, so many requests are queued; whoever waits before the queue, and goes away,
 // has not been admitted.
 #[tokio::test]

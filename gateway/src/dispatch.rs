@@ -20,8 +20,8 @@ pub const HEADER_BYTES: usize = 25 + "message-id:".len() + 20 + 1;
 
 /// Messages that are read and rendered at a time.
 const PAGE_MESSAGES: usize = 256;
-/// Bytes that are read and rendered at a time (at least one message).
-const PAGE_BYTES: usize = 1 << 20;
+/// Bytes that are read and rendered at a time, which each consumer that does not read costs (at least one message).
+const PAGE_BYTES: usize = 128 << 10;
 
 /// The frame of `message` without what a delivery adds: description line, action line, blank line, `body`.
 ///

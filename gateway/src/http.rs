@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::{Extension, Router};
@@ -32,7 +33,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ConnectionLimits {
     /// Open connections, upgraded ones too; the next ones wait in the kernel.
     pub connections: usize,
-    /// A request's head has to arrive within this time; the handshake of TLS before it as well.
+    /// A request's head has to arrive within this time; the handshake of TLS before it as well. A peer that takes nothing of its
+    /// answer for this long is left.
     pub head: Duration,
     /// A peer whose TCP does not answer for this long is gone.
     pub dead: Duration,
@@ -74,24 +76,24 @@ impl Http {
                     continue;
                 }
             };
-            let socket = match Socket::new(stream, limits.dead, place) {
+            let socket = match Socket::new(stream, limits.dead, limits.head, place) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%error, "a connection was gone at once");
                     continue;
                 }
             };
-            let (service, tls, stop) = (service.clone(), self.tls.clone(), stop.clone());
+            let (service, tls, stop, upgraded) = (service.clone(), self.tls.clone(), stop.clone(), socket.upgraded());
             connections.spawn(async move {
                 match tls {
-                    None => speak(socket, service, limits, stop).await,
+                    None => speak(socket, service, limits, stop, &upgraded).await,
                     Some(tls) => {
                         let shaken = tokio::select! {
                             () = stop.cancelled() => return,
                             shaken = tokio::time::timeout(limits.head, tls.accept(socket)) => shaken,
                         };
                         match shaken {
-                            Ok(Ok(stream)) => speak(stream, service, limits, stop).await,
+                            Ok(Ok(stream)) => speak(stream, service, limits, stop, &upgraded).await,
                             Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
                             Err(_) => tracing::debug!("a TLS handshake took too long"),
                         }
@@ -108,8 +110,13 @@ impl Http {
 }
 
 /// Answers the requests of one connection until it ends, or `stop` does and the request at hand is answered.
-async fn speak<S>(stream: S, service: TowerToHyperService<Router>, limits: ConnectionLimits, stop: CancellationToken)
-where
+async fn speak<S>(
+    stream: S,
+    service: TowerToHyperService<Router>,
+    limits: ConnectionLimits,
+    stop: CancellationToken,
+    upgraded: &AtomicBool,
+) where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut server = http1::Builder::new();
@@ -122,6 +129,8 @@ where
             connection.await
         }
     };
+    // What is left of it is a WebSocket, if anything.
+    upgraded.store(true, Ordering::Relaxed);
     if let Err(error) = ended {
         tracing::debug!(%error, "a connection ended");
     }

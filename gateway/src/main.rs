@@ -1,6 +1,7 @@
 //! The command line of Tidegate.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tidegate::admin::{TenantArgs, UserArgs};
@@ -65,5 +66,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    tokio::runtime::Runtime::new()?.block_on(command)
+    let runtime = tokio::runtime::Runtime::new()?;
+    let result = runtime.block_on(command);
+    // A thread that waits for a file for ever must not keep the process.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    result
 }

@@ -291,6 +291,7 @@ async fn build(
         metrics,
         stopping,
         consumers: tokio_util::task::TaskTracker::new(),
+        lists: tokio::sync::Semaphore::new(api::LISTS),
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,
     };

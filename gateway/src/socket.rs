@@ -5,6 +5,8 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,6 +25,11 @@ const UNSENT_BYTES: u32 = 128 << 10;
 pub struct Socket {
     stream: TcpStream,
     watch: Watch,
+    /// How long a peer may take nothing of what there is for it, unless the connection is upgraded.
+    patience: Duration,
+    upgraded: Arc<AtomicBool>,
+    /// Since when it has taken nothing.
+    stuck: Option<Instant>,
     /// Given back with the connection, whatever it has been upgraded to.
     _place: OwnedSemaphorePermit,
 }
@@ -45,8 +52,9 @@ struct Heard {
 }
 
 impl Socket {
-    /// Watches over `stream`, which holds `place` while it is open: a peer that does not answer on TCP for `dead` is gone.
-    pub fn new(stream: TcpStream, dead: Duration, place: OwnedSemaphorePermit) -> io::Result<Self> {
+    /// Watches over `stream`, which holds `place` while it is open: a peer that does not answer on TCP for `dead` is gone, and
+    /// so is one that takes nothing of an answer for `patience`.
+    pub fn new(stream: TcpStream, dead: Duration, patience: Duration, place: OwnedSemaphorePermit) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
         let third = (dead / 3).max(Duration::from_secs(1));
@@ -56,7 +64,25 @@ impl Socket {
         socket.set_tcp_notsent_lowat(UNSENT_BYTES)?;
         let pause = dead / 6;
         let watch = Watch { pause, silence: dead * 2 / 3, next: Box::pin(sleep(pause)), suspect: false };
-        Ok(Self { stream, watch, _place: place })
+        Ok(Self { stream, watch, patience, upgraded: Arc::default(), stuck: None, _place: place })
+    }
+
+    /// To be set when the connection is a WebSocket: then who does not read is a matter of its idle time.
+    pub fn upgraded(&self) -> Arc<AtomicBool> {
+        self.upgraded.clone()
+    }
+
+    /// Notes whether the peer takes what there is for it.
+    fn taken<T>(&mut self, written: &Poll<T>) {
+        if written.is_ready() {
+            self.stuck = None;
+        } else {
+            self.stuck.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn is_stuck(&self) -> bool {
+        !self.upgraded.load(Ordering::Relaxed) && self.stuck.is_some_and(|since| since.elapsed() >= self.patience)
     }
 
     /// `pending`, or that the peer is gone.
@@ -69,6 +95,9 @@ impl Socket {
             self.watch.next.as_mut().reset(Instant::now() + self.watch.pause);
             if self.watch.is_gone(heard(&self.stream)?) {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer has vanished")));
+            }
+            if self.is_stuck() {
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")));
             }
         }
     }
@@ -128,6 +157,7 @@ impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
+        this.taken(&written);
         this.unless_gone(context, written)
     }
 
@@ -138,6 +168,7 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
+        this.taken(&written);
         this.unless_gone(context, written)
     }
 
@@ -166,10 +197,14 @@ mod tests {
     use super::*;
 
     async fn pair(dead: Duration) -> (Socket, TcpStream) {
+        patient(dead, Duration::from_secs(30)).await
+    }
+
+    async fn patient(dead: Duration, patience: Duration) -> (Socket, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (connected, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        (Socket::new(accepted.unwrap().0, dead, place).unwrap(), connected.unwrap())
+        (Socket::new(accepted.unwrap().0, dead, patience, place).unwrap(), connected.unwrap())
     }
 
     #[tokio::test]
@@ -225,5 +260,17 @@ mod tests {
         let writing = async { watched.write_all(&sent).await.unwrap() };
         let ((), read) = tokio::join!(writing, reading);
         read.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_peer_that_takes_nothing_is_left_unless_it_is_a_websocket() {
+        let sent = vec![b'x'; 20 << 20];
+        let (mut watched, _peer) = patient(Duration::from_secs(1), Duration::from_millis(500)).await;
+        let refused = watched.write_all(&sent).await.unwrap_err();
+        assert_eq!((refused.kind(), refused.to_string().as_str()), (io::ErrorKind::TimedOut, "the peer does not read"));
+        let (mut watched, _peer) = patient(Duration::from_secs(1), Duration::from_millis(500)).await;
+        watched.upgraded().store(true, Ordering::Relaxed);
+        let waiting = tokio::time::timeout(Duration::from_secs(2), watched.write_all(&sent)).await;
+        assert!(waiting.is_err(), "{waiting:?}");
     }
 }

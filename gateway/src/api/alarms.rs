@@ -16,7 +16,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::inventory;
 use super::objects::{Family, Received};
-use super::{ApiError, App, AppState, Caller, Id, Reply, json_limits, query, read_body};
+use super::{ApiError, App, AppState, Caller, Id, Reply, json_limits, list_turn, query, read_body};
 use crate::auth::Role;
 use crate::json::Limits;
 use crate::message::{Action, Api, Tenant};
@@ -85,6 +85,7 @@ pub(super) async fn list(
 pub(super) async fn count(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
     let principal = caller.require(FAMILY.read)?;
     let filter = FAMILY.selects(&app, &query(&uri))?;
+    let _turn = list_turn(&app).await?;
     let count = list::count::<Alarm>(&app.store, principal.tenant.as_str(), &filter).await?;
     Ok(([(CONTENT_TYPE, "text/plain")], count.to_string()).into_response())
 }

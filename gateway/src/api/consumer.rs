@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
 use axum::response::Response;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_VERSION, UPGRADE};
-use hyper::{HeaderMap, StatusCode, Uri};
+use hyper::{HeaderMap, Method, StatusCode, Uri, Version};
 use hyper_util::rt::TokioIo;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
@@ -19,13 +19,16 @@ use crate::auth::random;
 use crate::backlog::Connecting;
 use crate::consumer::Kind;
 use crate::deliver::websocket::{self, Conditions};
-use crate::dispatch::Delivery;
+use crate::dispatch::{Delivery, HEADER_BYTES};
 
 /// Longest `consumer` name, in characters.
 const NAME_CHARS: usize = 255;
 
 /// GET with an upgrade. Who may not connect is refused here, with a status, before there is a WebSocket.
 pub(super) async fn connect(State(app): AppState, mut request: Request) -> Result<Response, ApiError> {
+    if request.method() != Method::GET || request.version() != Version::HTTP_11 || !request.body().is_end_stream() {
+        return Err(ApiError::bad_request("An upgrade is a GET of HTTP/1.1 without a body."));
+    }
     let claims = tokens::verify(&app, request.uri())?;
     let who = Connecting {
         topic: tokens::topic(&claims),
@@ -35,10 +38,12 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
     };
     let accept = accept_key(request.headers())?;
     let attached = app.writer.attach(who).await?;
-    let delivery = Delivery::new(attached, app.bodies.clone(), &app.epochs);
     let idle = Duration::from_secs(app.config.consumer.idle_seconds);
     let conditions = Conditions { idle, stopping: app.stopping.clone() };
-    let (writer, frame_bytes) = (app.writer.clone(), app.config.limits.frame_bytes);
+    // What waits may be longer than the limit that holds now.
+    let frame_bytes = app.config.limits.frame_bytes.max(attached.topic().longest() + HEADER_BYTES);
+    let writer = app.writer.clone();
+    let delivery = Delivery::new(attached, app.bodies.clone(), &app.epochs);
     let upgrade = hyper::upgrade::on(&mut request);
     app.consumers.spawn(async move {
         // A peer that is gone by now gives its place back.

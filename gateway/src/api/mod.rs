@@ -38,7 +38,7 @@ use hyper::{HeaderMap, Method, StatusCode, Uri};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use sqlx::SqlitePool;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -66,6 +66,13 @@ use crate::writer::Writer;
 
 /// A body takes a piece of the common budget for each such part beyond the first.
 pub(crate) const SMALL_BODY: usize = 64 << 10;
+
+/// Longest `Host` header: a name of 255 bytes and a port.
+const HOST_BYTES: usize = 261;
+/// Lists that are read at a time. Other reads keep the rest of the store's readers to themselves.
+pub(crate) const LISTS: usize = 2;
+/// How long a list waits for its turn.
+const LISTS_WAIT: Duration = Duration::from_secs(10);
 
 /// What handlers work with.
 pub struct App {
@@ -109,6 +116,8 @@ pub struct App {
     pub stopping: CancellationToken,
     /// Consumers that are connected.
     pub consumers: TaskTracker,
+    /// Turns of lists, which may look at every row of a tenant.
+    pub lists: Semaphore,
     /// Pieces of large bodies that may be in memory at a time.
     pub body_budget: Semaphore,
 }
@@ -140,7 +149,7 @@ impl FromRequestParts<Arc<App>> for Caller {
             let error = ApiError::from(error);
             if quiet { error } else { error.with_challenge() }
         })?;
-        Ok(Self { principal, base_url: base_url(&app.config, parts) })
+        Ok(Self { principal, base_url: base_url(&app.config, parts)? })
     }
 }
 
@@ -148,10 +157,10 @@ impl FromRequestParts<Arc<App>> for Caller {
 struct Origin(String);
 
 impl FromRequestParts<Arc<App>> for Origin {
-    type Rejection = Infallible;
+    type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, Infallible> {
-        Ok(Self(base_url(&app.config, parts)))
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        base_url(&app.config, parts).map(Self)
     }
 }
 
@@ -172,13 +181,21 @@ fn refuse_foreign_origin(config: &Config, parts: &Parts) -> Result<(), ApiError>
 }
 
 /// How the gateway is called from where the request comes. Headers of proxies are not believed: anybody can send them.
-fn base_url(config: &Config, parts: &Parts) -> String {
+///
+/// Every object in an answer repeats it, so it has to be short.
+fn base_url(config: &Config, parts: &Parts) -> Result<String, ApiError> {
     if let Some(url) = &config.http.public_url {
-        return url.trim_end_matches('/').to_owned();
+        return Ok(url.trim_end_matches('/').to_owned());
     }
-    let host = parts.headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or("localhost");
+    let host = parts.headers.get(HOST).map_or(&b"localhost"[..], HeaderValue::as_bytes);
+    let belongs = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte);
+    let host = std::str::from_utf8(host)
+        .ok()
+        .filter(|host| host.len() <= HOST_BYTES && host.bytes().all(|byte| belongs(&byte)));
+    let host =
+        host.ok_or_else(|| ApiError::bad_request("The Host header must be a name or an address, and a port."))?;
     let scheme = parts.extensions.get().unwrap_or(&Scheme::HTTP);
-    format!("{scheme}://{host}")
+    Ok(format!("{scheme}://{host}"))
 }
 
 /// Reads the body of a request, at most `limit` bytes. What passes [`SMALL_BODY`] counts to a common budget as it arrives.
@@ -257,6 +274,14 @@ fn listed(url: &str, query: &Query<'_>, name: &str, page: PageRequest, shown: Ve
     let push = |element: Value, out: &mut Vec<u8>| out.extend_from_slice(element.to_string().as_bytes());
     Envelope { url, query, name, page, more, total: Some(total) }.render(shown, push, &mut body);
     body
+}
+
+/// Waits for a list's turn to read.
+async fn list_turn(app: &App) -> Result<SemaphorePermit<'_>, ApiError> {
+    match tokio::time::timeout(LISTS_WAIT, app.lists.acquire()).await {
+        Ok(Ok(turn)) => Ok(turn),
+        _ => Err(ApiError::busy("Too many lists are being read.")),
+    }
 }
 
 /// The query parameters, decoded, in order.

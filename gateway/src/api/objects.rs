@@ -9,7 +9,7 @@ use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
-use super::{ApiError, App, Caller, Reply, found, json_limits, processing_mode, query, read_body};
+use super::{ApiError, App, Caller, Reply, found, json_limits, list_turn, processing_mode, query, read_body};
 use crate::auth::{Principal, Role};
 use crate::json::{Invalid, Members};
 use crate::message::{Action, Api, Message, Tenant};
@@ -229,9 +229,10 @@ impl Family {
         let query = query(uri);
         let filter = self.selects(app, &query)?;
         let page = PageRequest::parse(&query)?;
+        let turn = list_turn(app).await?;
         let mut store = app.store.acquire().await?;
         let listed = list::list(&mut store, principal.tenant.as_str(), &filter, &page, MAX_BYTES).await?;
-        drop(store);
+        drop((store, turn));
         let url = format!("{}{}", caller.base_url, self.path);
         let (more, total) = (listed.more, listed.total);
         let envelope = Envelope { url: &url, query: &query, name: self.names.many, page, more, total };
@@ -284,7 +285,9 @@ impl Family {
         let below = app.ids.take(1, &app.writer).await?;
         while mode.stores() {
             let tenant = principal.tenant.as_str();
+            let turn = list_turn(app).await?;
             let ids = list::some_ids::<T>(&app.store, tenant, &filter, below, CHUNK).await?;
+            drop(turn);
             if ids.is_empty() {
                 break;
             }

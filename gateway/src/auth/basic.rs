@@ -29,8 +29,8 @@ pub const DEFAULT_TENANT: &str = "edge";
 /// How long an outcome is believed.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
-/// Outcomes kept of each sort. Refusals have a store of their own, so that guessing does not push out good logins.
-const REMEMBERED_COUNT: NonZeroUsize = NonZeroUsize::new(1_024).expect("not zero");
+/// Outcomes kept of each sort, less than 100 bytes each. Refusals have a store of their own, so that guessing does not push out good logins.
+const REMEMBERED_COUNT: NonZeroUsize = NonZeroUsize::new(16_384).expect("not zero");
 
 /// Verifications that wait for the running one; the next is [`AuthError::Busy`].
 const WAITING: usize = 64;

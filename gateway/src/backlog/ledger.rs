@@ -326,6 +326,8 @@ impl Ledger {
             self.garbage.extend(needed.into_iter().filter(|id| log.release(*id)));
             consumer.kick();
         }
+        // Whoever needs both takes the topics first.
+        drop(log);
         if last {
             self.topics.remove(key);
         }

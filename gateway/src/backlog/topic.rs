@@ -151,6 +151,12 @@ impl Topic {
         Self { id, key, log: Mutex::default(), newest: watch::Sender::new(0) }
     }
 
+    /// Bytes of the longest message that waits; 0 where none does.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.log().entries.iter().map(|entry| entry.len as usize).max().unwrap_or_default()
+    }
+
     /// What identifies the topic.
     #[must_use]
     pub fn key(&self) -> &Arc<TopicKey> {

@@ -35,7 +35,7 @@ pub struct Conditions {
     pub stopping: CancellationToken,
 }
 
-/// The settings for server-side sockets that send messages of at most `frame_bytes`.
+/// The settings for server-side sockets that send messages of at most `frame_bytes`, the longest that waits included.
 #[must_use]
 pub fn config(frame_bytes: usize) -> WebSocketConfig {
     WebSocketConfig::default()

@@ -93,7 +93,7 @@ impl Store {
             other => StoreError::Database(sqlx::Error::Migrate(Box::new(other))),
         })?;
         let readers = SqlitePoolOptions::new()
-            .max_connections(2)
+            .max_connections(4)
             .min_connections(0)
             .connect_lazy_with(options.read_only(true).pragma("cache_size", "-4000").pragma("temp_store", "MEMORY"));
         Ok(Self { writer: Writing { connection }, readers })

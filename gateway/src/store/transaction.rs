@@ -111,6 +111,10 @@ impl Transaction {
     /// The whole transaction as one query. Bare `?` take the arguments statement by statement.
     pub(super) fn query(&self) -> Query<'static, Sqlite, SqliteArguments> {
         let mut sql = String::from("BEGIN IMMEDIATE;");
+        // First, so that a full store has room for what follows.
+        if !self.freed.is_empty() {
+            sql.push_str("DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?));");
+        }
         for statement in &self.statements {
             sql.push_str(statement.sql);
             sql.push(';');
@@ -141,15 +145,15 @@ impl Transaction {
                  WHERE consumer = e.value->>0;",
             );
         }
-        if !self.freed.is_empty() {
-            sql.push_str("DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?));");
-        }
         sql.push_str("COMMIT");
         // There is no end of combinations of single statements; the connection keeps those texts that come again.
         self.bind(sqlx::query(AssertSqlSafe(sql))).persistent(self.statements.len() <= 1)
     }
 
     fn bind(&self, mut query: Query<'static, Sqlite, SqliteArguments>) -> Query<'static, Sqlite, SqliteArguments> {
+        if !self.freed.is_empty() {
+            query = query.bind(json(&self.freed));
+        }
         for value in self.statements.iter().flat_map(|statement| &statement.values) {
             query = match value {
                 Value::Null => query.bind(None::<i64>),
@@ -170,9 +174,6 @@ impl Transaction {
         }
         if !self.cursors.is_empty() {
             query = query.bind(json(&self.cursors));
-        }
-        if !self.freed.is_empty() {
-            query = query.bind(json(&self.freed));
         }
         query
     }
