@@ -77,6 +77,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     config.http.https_addr = args.https.unwrap_or(config.http.https_addr);
     let metrics = telemetry::start(&config.log)?;
     let _lock = lock(&args.data)?.with_context(|| format!("{} is in use by another gateway", directory(&args.data)))?;
+    raise_descriptors();
     let mut signals = Signals::new()?;
     let listeners = Listeners::bind(&config.http).await?;
     let limits = ConnectionLimits {
@@ -404,6 +405,17 @@ fn write_ready_file(file: &Path, ready: &serde_json::Value) -> anyhow::Result<()
     fs::write(&unfinished, format!("{ready}\n"))
         .and_then(|()| fs::rename(&unfinished, file))
         .with_context(|| format!("the ready file {} could not be written", file.display()))
+}
+
+/// Every connection takes a file descriptor, and most systems give a process few of them until it asks.
+fn raise_descriptors() {
+    use nix::sys::resource::{Resource, getrlimit, setrlimit};
+
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the limit of open files could not be raised");
+    }
 }
 
 /// Tells where the gateway listens; at the first start, what to paste to see it work.

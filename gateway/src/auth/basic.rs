@@ -472,7 +472,7 @@ mod tests {
         let mut state = auth.0.state();
         let now = Instant::now();
         state.land(0, [1; 32], &Ok(principal("edge", "admin")), now);
-        for i in 0..5_000_u32 {
+        for i in 0..20_000_u32 {
             let mut guess = [2; 32];
             guess[..4].copy_from_slice(&i.to_le_bytes());
             state.land(0, guess, &Err(AuthError::BadCredentials), now);
@@ -494,7 +494,7 @@ mod tests {
             memory.keep(id(i), Err(AuthError::BadCredentials), now);
         }
         assert!(memory.recall(&id(0), now).is_some());
-        memory.keep(id(9_999), Err(AuthError::BadCredentials), now);
+        memory.keep(id(99_999), Err(AuthError::BadCredentials), now);
         assert_eq!(memory.0.len(), REMEMBERED_COUNT.get());
         assert!(memory.recall(&id(0), now).is_some());
         assert!(memory.recall(&id(1), now).is_none());

@@ -111,8 +111,7 @@ impl Writing {
         match transaction.query().execute(&mut self.connection).await {
             Ok(_) => Ok(()),
             Err(error) => {
-                // Fails harmlessly when SQLite has rolled back by itself.
-                let _ = self.connection.execute("ROLLBACK").await;
+                self.roll_back().await;
                 Err(error.into())
             }
         }
@@ -126,15 +125,24 @@ impl Writing {
     /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
     /// for the file system's journal.
     pub async fn warm_up(&mut self) -> Result<(), StoreError> {
-        self.connection
+        let warmed = self
+            .connection
             .execute(
                 "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
                  INSERT INTO warm_up
                  WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 64) SELECT zeroblob(65536) FROM n;
                  DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum; PRAGMA shrink_memory",
             )
-            .await?;
-        Ok(())
+            .await;
+        if warmed.is_err() {
+            self.roll_back().await;
+        }
+        Ok(warmed.map(drop)?)
+    }
+
+    async fn roll_back(&mut self) {
+        // Fails harmlessly when SQLite has rolled back by itself.
+        let _ = self.connection.execute("ROLLBACK").await;
     }
 
     /// Moves the WAL into the database file and closes it.
