@@ -257,7 +257,7 @@ struct Memory(LruCache<Fingerprint, (Outcome, Instant)>);
 
 impl Memory {
     fn new() -> Self {
-        Self(LruCache::new(REMEMBERED_COUNT))
+        Self(LruCache::sparse(REMEMBERED_COUNT))
     }
 
     fn recall(&mut self, fingerprint: &Fingerprint, now: Instant) -> Option<Outcome> {
