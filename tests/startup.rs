@@ -5,8 +5,10 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
+use sqlx::{ConnectOptions as _, Connection as _};
 
-use crate::harness::{Gateway, PASSWORD, Program, forwarded};
+use crate::harness::{Gateway, PASSWORD, Program, forwarded, value_of};
 
 /// Runs a command that has to fail, and returns what it says on standard error.
 async fn failure(gateway: &Gateway, arguments: &[String], name: &str) -> String {
@@ -169,4 +171,43 @@ async fn plugins_are_compiled_by_a_child_that_says_what_is_wrong() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && output.stdout.is_empty() && text.contains(said), "{text}");
     }
+}
+
+// Migrations only go forward: what the first release has written is there, and what waited is delivered.
+#[tokio::test]
+async fn a_database_of_the_first_release_opens() {
+    let mut gateway = Gateway::start().await;
+    gateway.stop().await;
+    for end in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(gateway.data().join(format!("tidegate.db{end}")));
+    }
+    let options = SqliteConnectOptions::new().filename(gateway.data().join("tidegate.db")).create_if_missing(true);
+    let mut database = options.journal_mode(SqliteJournalMode::Wal).connect().await.unwrap();
+    let mut first = sqlx::migrate!("../migrations");
+    first.migrations.to_mut().truncate(1);
+    first.run(&mut database).await.unwrap();
+    sqlx::raw_sql(
+        r#"INSERT INTO managed_object VALUES (1000, 'edge', 't', 1, 1, CAST('"name":"pump","owner":"admin"' AS BLOB));
+           INSERT INTO measurement VALUES (1002, 'edge', 1000, 't', 1, CAST('"type":"t","time":"1970-01-01T00:00:00.001Z"' AS BLOB));
+           INSERT INTO subscription VALUES (1001, 'edge', 1000, '{"id":1001,"context":"mo","source":1000,"subscription":"Sub1"}');
+           INSERT INTO topic VALUES (1, 'edge', 'Sub1');
+           INSERT INTO consumer VALUES (1, 1, 'subA', 0);
+           INSERT INTO cursor VALUES (1, 2, '[]');
+           INSERT INTO msg VALUES (1, 1, 1, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":1}' AS BLOB)),
+             (2, 1, 1, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":2}' AS BLOB));
+           UPDATE meta SET v = 66536 WHERE k = 'object_id'; UPDATE meta SET v = 3 WHERE k = 'message_id';"#,
+    )
+    .execute(&mut database)
+    .await
+    .unwrap();
+    database.close().await.unwrap();
+    gateway.restart_process().await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    assert_eq!(consumer.receive().await.json()["n"], 2);
+    assert_eq!(gateway.get("/inventory/managedObjects/1000").await.expect(200).json()["name"], "pump");
+    gateway.get("/measurement/measurements/1002").await.expect(200);
+    let subscription = gateway.get("/notification2/subscriptions/1001").await.expect(200).json();
+    assert_eq!(subscription["nonPersistent"], false);
+    gateway.measure("1000", "t", 3).await;
+    assert_eq!(value_of(&consumer.receive().await.json()), 3);
 }
