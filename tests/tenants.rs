@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, Program, USER, forwarded, measurement};
+use crate::harness::{Gateway, PASSWORD, USER, forwarded, measurement};
 
 const TENANTS: &str = "/tidegate/v1/tenants";
 
@@ -135,11 +135,7 @@ async fn a_removed_tenant_takes_nothing_more_and_its_topics_drain() {
 
 /// Runs `tidegate tenant` and returns whether it succeeded and what it printed.
 async fn run(gateway: &Gateway, arguments: &[&str], env: &[(&str, &str)], name: &str) -> (bool, String, String) {
-    let env: Vec<_> = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let arguments = [&["tenant"], arguments].concat();
-    let mut program = Program::spawn(&arguments, &env, &gateway.path("."), name);
-    let succeeded = program.wait().await.success();
-    (succeeded, program.stdout(), program.stderr())
+    gateway.command(&[&["tenant"], arguments].concat(), env, name).await
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, Program, USER};
+use crate::harness::{Gateway, PASSWORD, USER};
 
 const USERS: &str = "/user/edge/users";
 
@@ -187,11 +187,7 @@ async fn users_of_other_tenants_are_out_of_reach() {
 
 /// Runs `tidegate user` and returns whether it succeeded and what it printed.
 async fn run(gateway: &Gateway, arguments: &[&str], env: &[(&str, &str)], name: &str) -> (bool, String, String) {
-    let env: Vec<_> = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-    let arguments = [&["user"], arguments].concat();
-    let mut program = Program::spawn(&arguments, &env, &gateway.path("."), name);
-    let succeeded = program.wait().await.success();
-    (succeeded, program.stdout(), program.stderr())
+    gateway.command(&[&["user"], arguments].concat(), env, name).await
 }
 
 // It opens the data directory, or does the same over REST; a locked directory says so.

@@ -175,6 +175,14 @@ impl Gateway {
         SqliteConnectOptions::new().filename(self.data().join("tidegate.db")).connect().await.unwrap()
     }
 
+    /// Runs another command of the program to its end; whether it succeeded and what it printed.
+    pub(crate) async fn command(&self, arguments: &[&str], env: &[(&str, &str)], name: &str) -> (bool, String, String) {
+        let env: Vec<_> = env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let mut program = Program::spawn(arguments, &env, &self.path("."), name);
+        let succeeded = program.wait().await.success();
+        (succeeded, program.stdout(), program.stderr())
+    }
+
     /// Adds a user with the administrator's password; `*` stands for all roles of the tenant, which is made if it is not there.
     pub(crate) async fn add_user(&self, tenant: &str, name: &str, roles: &str) {
         let keeper = if tenant == "edge" { USER.to_owned() } else { self.tenant(tenant).await };

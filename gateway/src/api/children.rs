@@ -19,6 +19,7 @@ use crate::json::Invalid;
 use crate::message::{Api, Tenant};
 use crate::platform::children::{self, Posted, Shown, push_reference};
 use crate::platform::inventory::ManagedObject;
+use crate::platform::list::id_list;
 use crate::platform::page::{Envelope, PageRequest};
 use crate::platform::relation::{Kind, Relation, Side};
 use crate::platform::search::{self, Bounds, Filter};
@@ -194,8 +195,7 @@ fn insert(kind: Kind, parent: u64, children: &BTreeSet<u64>) -> Statement {
 }
 
 fn ends(kind: Kind, parent: u64, children: &BTreeSet<u64>) -> Vec<Value> {
-    let children = serde_json::to_string(children).expect("invariant: numbers serialize");
-    vec![Value::Int(parent.cast_signed()), Value::Int(kind as i64), Value::Text(children)]
+    vec![Value::Int(parent.cast_signed()), Value::Int(kind as i64), Value::Text(id_list(children))]
 }
 
 /// GET of a page of children, each a whole object.

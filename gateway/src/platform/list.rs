@@ -416,8 +416,9 @@ pub async fn those_of<T: Stored>(
 
 /// Ids as one value to bind, for `json_each`.
 #[must_use]
-pub fn id_list(ids: &[u64]) -> String {
-    serde_json::to_string(ids).expect("invariant: numbers always serialize")
+pub fn id_list<'a>(ids: impl IntoIterator<Item = &'a u64>) -> String {
+    let ids: Vec<_> = ids.into_iter().collect();
+    serde_json::to_string(&ids).expect("invariant: numbers always serialize")
 }
 
 /// The id and the device of a row, for [`Stored::from_row`].

@@ -11,7 +11,7 @@ use futures_util::TryStreamExt as _;
 use sqlx::{QueryBuilder, Sqlite, SqlitePool};
 
 use super::inventory::ManagedObject;
-use super::list::{ListError, Listed, text_parameter};
+use super::list::{ListError, Listed, id_list, text_parameter};
 use super::object::member;
 use super::page::{self, PageRequest, flag, parameter};
 use super::query::{Expression, Property, Query, Subject};
@@ -131,7 +131,7 @@ impl Filter {
     fn push_where(&self, tenant: &str, sql: &mut QueryBuilder<Sqlite>) {
         sql.push(" FROM managed_object WHERE tenant = ").push_bind(tenant.to_owned());
         if let Some(ids) = &self.ids {
-            let ids = serde_json::to_string(ids).expect("invariant: numbers serialize");
+            let ids = id_list(ids);
             sql.push(" AND id IN (SELECT value FROM json_each(").push_bind(ids).push("))");
         }
         if let Some(kind) = &self.kind {
