@@ -210,6 +210,23 @@ impl Group {
         self.members.is_empty()
     }
 
+    /// How many are connected.
+    #[must_use]
+    pub fn members(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Below it, everything that is not acknowledged is open.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// What was looked at and is not acknowledged, ascending.
+    pub fn open(&self) -> impl Iterator<Item = Listed> + '_ {
+        self.open.iter().map(|(id, Open { slot, len, .. })| Listed { id: *id, slot: *slot, len: *len })
+    }
+
     /// A client connects with a token of `kind` under a name that is its own. Sources may move to it.
     pub fn join(&mut self, kind: Kind, name: &str) -> Result<MemberId, Busy> {
         if kind != self.kind {
@@ -231,16 +248,19 @@ impl Group {
         Ok(self.joined)
     }
 
-    /// A client is gone: what it has not acknowledged goes to the others, older messages first.
-    pub fn leave(&mut self, member: MemberId) {
+    /// A client is gone: what it has not acknowledged goes to the others, older messages first. Returns that.
+    pub fn leave(&mut self, member: MemberId) -> Vec<u64> {
+        let mut returned = Vec::new();
         if self.members.remove(&member).is_none() {
-            return;
+            return returned;
         }
-        for open in self.open.values_mut().filter(|open| open.at == Some(member)) {
+        for (id, open) in self.open.iter_mut().filter(|(_, open)| open.at == Some(member)) {
             open.at = None;
+            returned.push(*id);
         }
         self.flights.retain(|_, flight| flight.member != member);
         self.deal();
+        returned
     }
 
     /// Hands `member` its next messages, ascending: at most `most`, as its window allows, and `bytes` (but at least one).

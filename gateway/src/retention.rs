@@ -218,9 +218,9 @@ mod tests {
         async fn at(now_ms: i64) -> Self {
             let dir = tempfile::tempdir().unwrap();
             let Store { mut writer, readers } = Store::open(dir.path(), 1 << 30).await.unwrap();
-            let backlog = BacklogLimits { quota_bytes: 1 << 20, tail_bytes: 0, volatile_bytes: 0 };
-            let ledger = Ledger::load(&mut writer, readers.clone(), backlog).await.unwrap();
+            let backlog = BacklogLimits { quota_bytes: 1 << 20, ttl_seconds: 1, tail_bytes: 0, volatile_bytes: 0 };
             let clock = Clock::manual(now_ms);
+            let ledger = Ledger::load(&mut writer, readers.clone(), backlog, clock.clone()).await.unwrap();
             let limits = ConsumerLimits { topics: 1, consumers: 1, group: GroupLimits { window: 1, members: 1 } };
             let (writer, _) = Writer::spawn(writer, ledger, clock.clone(), limits);
             let days = config::Retention { measurements_days: 1, events_days: 2, alarms_days: 1, operations_days: 1 };

@@ -237,9 +237,9 @@ async fn build(
     let Store { writer: mut writing, readers } = Store::open(data, config.store.max_bytes)
         .await
         .with_context(|| format!("the database in {} could not be opened", data.display()))?;
-    let crate::config::Backlog { quota_bytes, tail_bytes, volatile_bytes } = config.backlog;
-    let backlog_limits = BacklogLimits { quota_bytes, tail_bytes, volatile_bytes };
-    let ledger = Ledger::load(&mut writing, readers.clone(), backlog_limits).await?;
+    let crate::config::Backlog { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes } = config.backlog;
+    let backlog_limits = BacklogLimits { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes };
+    let ledger = Ledger::load(&mut writing, readers.clone(), backlog_limits, clock.clone()).await?;
     let (topics, bodies) = (ledger.topics(), ledger.bodies());
     let consumer_limits = ConsumerLimits {
         topics: config.limits.topics_per_tenant,

@@ -2,19 +2,20 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use bytes::Bytes;
 use sqlx::Row as _;
 
-use super::topic::{Consumer, Entry, Topic, TopicKey, Topics};
+use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
+use super::topic::{Entry, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
 use super::{Attached, Bodies, Connecting, Record};
+use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
-use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
+use crate::store::{CursorRow, MessageRow, Statement, StoreError, Transaction, Value, Writing};
 
 /// Messages that one transaction deletes when a consumer's backlog is given up.
 const GARBAGE_PER_COMMIT: usize = 1000;
-/// A non-persistent topic's ids are the time in ms and these bits: more messages than a commit takes fit into a millisecond.
-const VOLATILE_ID_BITS: u32 = 20;
 /// Messages per query of the start-up scan.
 const SCAN_PAGE: i64 = 20_000;
 
@@ -22,7 +23,6 @@ const SCAN_PAGE: i64 = 20_000;
 pub struct Ledger {
     topics: Topics,
     bodies: Bodies,
-    limits: BacklogLimits,
     next_id: u64,
     /// The next message id of non-persistent topics. They begin with the time, since nothing is written down that they could
     /// go on from.
@@ -34,11 +34,13 @@ pub struct Ledger {
 /// Bounds on what waits.
 #[derive(Clone, Copy, Debug)]
 pub struct BacklogLimits {
-    /// Stored bytes of a topic.
+    /// Stored bytes of a topic, if nothing else is set for it.
     pub quota_bytes: u64,
+    /// Seconds that a message is kept, if nothing else is set for its topic.
+    pub ttl_seconds: u64,
     /// Bytes of the newest bodies, of all topics together, that are in memory.
     pub tail_bytes: usize,
-    /// Bytes of a non-persistent topic.
+    /// Bytes of a non-persistent topic, if nothing else is set for it.
     pub volatile_bytes: u64,
 }
 
@@ -90,17 +92,22 @@ impl Ledger {
         writing: &mut Writing,
         readers: sqlx::SqlitePool,
         limits: BacklogLimits,
+        clock: Clock,
     ) -> Result<Self, StoreError> {
-        let topics = Topics::default();
+        let BacklogLimits { quota_bytes, ttl_seconds, volatile_bytes, .. } = limits;
+        let persistent = Policy { quota_bytes, ttl_seconds, on_full: OnFull::Reject, gap_messages: false };
+        let mut book = Book::new(persistent, Policy { quota_bytes: volatile_bytes, ..persistent });
+        book.load(writing).await?;
+        let topics = Topics::new(book, clock);
         let by_row = load_topics(writing, &topics).await?;
         let mut highest = load_consumers(writing, &by_row).await?;
         let mut garbage = Vec::new();
-        highest = highest.max(load_messages(writing, &by_row, &mut garbage).await?);
+        highest = highest.max(load_messages(writing, &topics, &by_row, &mut garbage).await?);
         let floor: i64 =
             sqlx::query_scalar("SELECT v FROM meta WHERE k = 'message_id'").fetch_one(writing.connection()).await?;
         let next_id = highest.max(floor.cast_unsigned());
         let bodies = Bodies::new(readers, limits.tail_bytes, next_id);
-        Ok(Self { bodies, topics, limits, next_id, next_volatile_id: 0, garbage })
+        Ok(Self { bodies, topics, next_id, next_volatile_id: 0, garbage })
     }
 
     /// The topics, for rooms that only look.
@@ -139,16 +146,15 @@ impl Ledger {
         for (index, (topic, record)) in wanted.iter().enumerate() {
             let len = record.body.len() as u64;
             let staged_bytes = staged.bytes.entry(topic.id).or_default();
-            let used = topic.log().bytes + *staged_bytes;
-            if used + len > self.limits.quota_bytes {
+            let (used, quota) = {
+                let log = topic.log();
+                (log.bytes + *staged_bytes, log.policy.quota_bytes)
+            };
+            if used + len > quota {
                 for (topic, record) in &wanted[..index] {
                     *staged.bytes.entry(topic.id).or_default() -= record.body.len() as u64;
                 }
-                return Err(Rejected::QuotaFull {
-                    topic: record.topic.name.to_string(),
-                    used,
-                    quota: self.limits.quota_bytes,
-                });
+                return Err(Rejected::QuotaFull { topic: record.topic.name.to_string(), used, quota });
             }
             *staged_bytes += len;
         }
@@ -183,11 +189,13 @@ impl Ledger {
 
     /// Adds the rows that follow from what is staged.
     pub fn seal(staged: &mut Staged) {
+        let settled_ms = Some(staged.transaction.now_ms);
         let mut released: HashMap<(i64, u64), u16> = HashMap::new();
         for settled in &staged.settled {
             let log = settled.topic.log();
             let Some(consumer) = log.consumers.get(&settled.consumer) else { continue };
-            staged.transaction.cursors.push((consumer.id, settled.cursor.hi, settled.cursor.holes.clone()));
+            let Cursor { hi, holes } = settled.cursor.clone();
+            staged.transaction.cursors.push(CursorRow { consumer: consumer.id, hi, holes, settled_ms });
             for id in &settled.ids {
                 let released = released.entry((settled.topic.id, *id)).or_default();
                 *released += 1;
@@ -202,33 +210,30 @@ impl Ledger {
     pub fn committed(&mut self, staged: Staged) {
         self.next_id += staged.appended.len() as u64;
         self.bodies.push(staged.appended.iter().map(|appended| (appended.id, appended.body.clone())));
+        if let Some(newest) = staged.appended.last() {
+            self.topics.times().push(newest.id, staged.transaction.now_ms);
+        }
+        let now = Instant::now();
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
         for Appended { topic, id, slot, body } in staged.appended {
             let mut log = topic.log();
             let refs = u16::try_from(log.consumers.len()).unwrap_or(u16::MAX);
-            let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
-            log.bytes += u64::from(len);
-            log.entries.push_back(Entry { id, len, refs, slot });
+            log.push(Entry { id, len: length(&body), refs, slot });
+            log.appended.add(1, now);
             drop(log);
             match woken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &topic)) {
                 Some((_, newest)) => *newest = id,
                 None => woken.push((topic, id)),
             }
         }
-        for settled in staged.settled {
-            let mut log = settled.topic.log();
-            if let Some(consumer) = log.consumers.get_mut(&settled.consumer) {
-                consumer.cursor = settled.cursor;
-                for id in settled.ids {
-                    log.release(id);
-                }
-            }
+        for Settled { topic, consumer, cursor, ids } in staged.settled {
+            topic.log().settle(&consumer, cursor, &ids);
         }
         for (topic, newest) in woken {
             topic.announce(newest);
         }
         for (topic, Record { slot, body, .. }) in staged.passing {
-            topic.push_volatile(self.next_volatile_id, slot, body, self.limits.volatile_bytes);
+            topic.push_volatile(self.next_volatile_id, slot, body);
             self.next_volatile_id += 1;
         }
     }
@@ -285,11 +290,19 @@ impl Ledger {
             .fetch_one(writing.connection())
             .await?;
         let topic = self.topics.get(key).unwrap_or_else(|| {
-            let topic = Arc::new(Topic::new(row.get(0), key.clone()));
+            let topic = Arc::new(Topic::new(row.get(0), key.clone(), self.topics.policy(key)));
             self.topics.insert(topic.clone());
             topic
         });
-        topic.log().consumers.insert(name.into(), Consumer::new(row.get(1), Cursor::starting_at(self.next_id)));
+        topic.log().add_consumer(name, row.get(1), Cursor::starting_at(self.next_id));
+        Ok(())
+    }
+
+    /// Stores settings and puts them in force. Messages that are over a lower quota stay.
+    pub async fn set(&self, writing: &mut Writing, scope: Scope, settings: Settings) -> Result<(), StoreError> {
+        let statements = vec![settings::statement(&scope, settings)];
+        writing.commit(&Transaction { statements, ..Transaction::default() }).await?;
+        self.topics.set(scope, settings);
         Ok(())
     }
 
@@ -346,7 +359,8 @@ async fn load_topics(writing: &mut Writing, topics: &Topics) -> Result<HashMap<i
     for row in rows {
         let (tenant, name) = (row.try_get::<&str, _>(1)?.into(), row.try_get::<&str, _>(2)?.into());
         let key = TopicKey { tenant, name, non_persistent: false };
-        let topic = Arc::new(Topic::new(row.try_get(0)?, Arc::new(key)));
+        let policy = topics.policy(&key);
+        let topic = Arc::new(Topic::new(row.try_get(0)?, Arc::new(key), policy));
         by_row.insert(topic.id, topic.clone());
         topics.insert(topic);
     }
@@ -355,9 +369,10 @@ async fn load_topics(writing: &mut Writing, topics: &Topics) -> Result<HashMap<i
 
 /// Returns one above the highest id that a cursor knows.
 async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>) -> Result<u64, StoreError> {
-    let rows = sqlx::query("SELECT id, topic, name, hi, holes FROM consumer JOIN cursor ON consumer = id")
-        .fetch_all(writing.connection())
-        .await?;
+    let rows =
+        sqlx::query("SELECT id, topic, name, hi, holes, settled, parked FROM consumer JOIN cursor ON consumer = id")
+            .fetch_all(writing.connection())
+            .await?;
     let mut highest = 0;
     for row in rows {
         let Some(topic) = topics.get(&row.try_get(1)?) else { continue };
@@ -365,7 +380,10 @@ async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>
             .map_err(|error| StoreError::Database(sqlx::Error::Decode(Box::new(error))))?;
         let cursor = Cursor { hi: row.try_get::<i64, _>(3)?.cast_unsigned(), holes };
         highest = highest.max(cursor.hi);
-        topic.log().consumers.insert(row.try_get::<&str, _>(2)?.into(), Consumer::new(row.try_get(0)?, cursor));
+        let mut log = topic.log();
+        let consumer = log.add_consumer(row.try_get(2)?, row.try_get(0)?, cursor);
+        consumer.counts.settled_ms = row.try_get(5)?;
+        consumer.parked = row.try_get(6)?;
     }
     Ok(highest)
 }
@@ -375,36 +393,49 @@ async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>
 /// Ids come packed by the thousand, since a million rows fetched one by one would take seconds.
 async fn load_messages(
     writing: &mut Writing,
-    topics: &HashMap<i64, Arc<Topic>>,
+    topics: &Topics,
+    by_row: &HashMap<i64, Arc<Topic>>,
     garbage: &mut Vec<u64>,
 ) -> Result<u64, StoreError> {
     let mut last = 0u64;
     loop {
-        let (ids, rows, packed): (Option<String>, Option<String>, Option<String>) = sqlx::query_as(
-            "SELECT group_concat(id, ' '), group_concat(topic, ' '), group_concat((length(body) << 16) | slot, ' ')
-             FROM (SELECT id, topic, slot, body FROM msg WHERE id > ? ORDER BY id LIMIT ?)",
+        let columns: (Option<String>, Option<String>, Option<String>, Option<String>) = sqlx::query_as(
+            "SELECT group_concat(id, ' '), group_concat(topic, ' '), group_concat((length(body) << 16) | slot, ' '),
+             group_concat(ts, ' ')
+             FROM (SELECT id, topic, slot, ts, body FROM msg WHERE id > ? ORDER BY id LIMIT ?)",
         )
         .bind(last.cast_signed())
         .bind(SCAN_PAGE)
         .fetch_one(writing.connection())
         .await?;
-        let (Some(ids), Some(rows), Some(packed)) = (ids, rows, packed) else { return Ok(last + 1) };
-        let numbers = |text: &str| text.split(' ').filter_map(|n| n.parse::<u64>().ok()).collect::<Vec<_>>();
-        for ((id, row), packed) in numbers(&ids).into_iter().zip(numbers(&rows)).zip(numbers(&packed)) {
+        let (Some(ids), Some(rows), Some(packed), Some(times)) = columns else { return Ok(last + 1) };
+        let ids = numbers(&ids).map(i64::cast_unsigned);
+        for (((id, row), packed), ms) in ids.zip(numbers(&rows)).zip(numbers(&packed)).zip(numbers(&times)) {
             last = id;
             let (len, slot) = (u32::try_from(packed >> 16).unwrap_or(u32::MAX), (packed & 0xffff) as Slot);
-            let Some(topic) = topics.get(&row.cast_signed()) else {
+            let Some(topic) = by_row.get(&row) else {
                 garbage.push(id);
                 continue;
             };
+            let mut refs = 0;
             let mut log = topic.log();
-            let refs = log.consumers.values().filter(|consumer| consumer.cursor.needs(id)).count();
+            for consumer in log.consumers.values_mut() {
+                if consumer.cursor.needs(id) {
+                    refs += 1;
+                } else {
+                    consumer.done_bytes += u64::from(len);
+                }
+            }
             if refs == 0 {
                 garbage.push(id);
-            } else {
-                log.bytes += u64::from(len);
-                log.entries.push_back(Entry { id, len, refs: u16::try_from(refs).unwrap_or(u16::MAX), slot });
+                continue;
             }
+            log.push(Entry { id, len, refs, slot });
+            topics.times().push(id, ms);
         }
     }
+}
+
+fn numbers(text: &str) -> impl Iterator<Item = i64> + '_ {
+    text.split(' ').filter_map(|number| number.parse().ok())
 }

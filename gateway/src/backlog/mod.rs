@@ -6,11 +6,16 @@
 //! is in memory alone, and exists while somebody is connected.
 
 mod bodies;
+mod figures;
 mod ledger;
+mod settings;
+mod times;
 mod topic;
 
 pub use bodies::Bodies;
+pub use figures::{ConsumerFigures, TopicFigures};
 pub use ledger::{BacklogLimits, Ledger, Rejected, Staged};
+pub use settings::{OnFull, Policy, Scope, Settings};
 pub use topic::{Attached, Connecting, Topic, TopicKey, Topics};
 
 use std::sync::Arc;

@@ -1,16 +1,24 @@
 //! A topic in memory: its messages' ids, its consumers' cursors, and who is connected.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Bodies;
+use super::figures::Meter;
+use super::settings::{Book, Policy, Scope, Settings};
+use super::times::Times;
+use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, Group, GroupLimits, Kind, Listed, MemberId, Settled, Slot};
 use crate::message::Tenant;
 use crate::store::StoreError;
+
+/// A non-persistent topic's ids are the time in ms and these bits: more messages than a commit takes fit into a millisecond.
+pub(super) const VOLATILE_ID_BITS: u32 = 20;
 
 /// What identifies a topic (seed 000: subscriptions with the same name and persistence feed the same topic).
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -25,8 +33,16 @@ pub struct TopicKey {
 
 /// All topics that have ever had a consumer, and the non-persistent ones that have one now. Only the writer adds; it removes
 /// the persistent ones, and the last connection of a non-persistent one takes that with it.
-#[derive(Clone, Default)]
-pub struct Topics(Arc<RwLock<HashMap<Arc<TopicKey>, Arc<Topic>>>>);
+#[derive(Clone)]
+pub struct Topics(Arc<Shared>);
+
+/// Whoever needs several of these locks takes them in this order, with that of a [`Log`] after `list`.
+struct Shared {
+    list: RwLock<HashMap<Arc<TopicKey>, Arc<Topic>>>,
+    settings: RwLock<Book>,
+    times: Mutex<Times>,
+    clock: Clock,
+}
 
 /// One topic.
 pub struct Topic {
@@ -47,23 +63,47 @@ pub(super) struct Entry {
 }
 
 /// What the writer changes after a commit.
-#[derive(Default)]
 pub(super) struct Log {
+    pub(super) policy: Policy,
     /// Ascending ids. Entries without references stay until they are at the front.
     pub(super) entries: VecDeque<Entry>,
     /// The bodies of the entries, of a non-persistent topic.
     ring: VecDeque<Bytes>,
-    /// Bytes of the bodies.
+    /// Messages that wait.
+    pub(super) messages: u64,
+    /// Bytes of their bodies.
     pub(super) bytes: u64,
-    pub(super) consumers: HashMap<Box<str>, Consumer>,
+    /// Bytes that were ever in `bytes` since the start.
+    pub(super) appended_bytes: u64,
+    pub(super) appended: Meter,
+    pub(super) delivered: Meter,
+    pub(super) consumers: Consumers,
 }
+
+/// By name.
+type Consumers = HashMap<Box<str>, Consumer>;
 
 pub(super) struct Consumer {
     /// Row id; 0 on a non-persistent topic.
     pub(super) id: i64,
     pub(super) cursor: Cursor,
+    /// Of `Log::appended_bytes`, those that it does not need any more.
+    pub(super) done_bytes: u64,
+    pub(super) parked: bool,
+    pub(super) counts: Counts,
     /// There while anybody is connected.
     connected: Option<Connected>,
+}
+
+/// What a consumer did.
+pub(super) struct Counts {
+    pub(super) delivered: u64,
+    pub(super) redelivered: u64,
+    pub(super) acknowledged: Meter,
+    /// When it last acknowledged a message, ms since the epoch.
+    pub(super) settled_ms: Option<i64>,
+    /// Messages that were handed to connections that ended without acknowledging them.
+    returned: BTreeSet<u64>,
 }
 
 struct Connected {
@@ -97,42 +137,85 @@ pub struct Attached {
 }
 
 impl Topics {
+    pub(super) fn new(settings: Book, clock: Clock) -> Self {
+        let (list, settings, times) = (RwLock::default(), RwLock::new(settings), Mutex::default());
+        Self(Arc::new(Shared { list, settings, times, clock }))
+    }
+
     /// The topic, if any consumer has ever connected to it.
     #[must_use]
     pub fn get(&self, key: &TopicKey) -> Option<Arc<Topic>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
+        self.0.list.read().unwrap_or_else(PoisonError::into_inner).get(key).cloned()
     }
 
     /// Whether anybody needs messages of the topic.
     #[must_use]
     pub fn wants(&self, key: &TopicKey) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).contains_key(key)
+        self.0.list.read().unwrap_or_else(PoisonError::into_inner).contains_key(key)
     }
 
     /// How many topics the tenant has.
     #[must_use]
     pub fn count(&self, tenant: &Tenant) -> usize {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).keys().filter(|key| key.tenant == *tenant).count()
+        self.0.list.read().unwrap_or_else(PoisonError::into_inner).keys().filter(|key| key.tenant == *tenant).count()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Topic>> {
+        self.0.list.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// What holds for a topic, whether it exists or not.
+    #[must_use]
+    pub fn policy(&self, key: &TopicKey) -> Policy {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).policy(key)
+    }
+
+    /// What is set for a topic, whether it exists or not.
+    #[must_use]
+    pub fn topic_settings(&self, key: &TopicKey) -> Settings {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).topic(key)
+    }
+
+    /// What is set for the topics of a tenant.
+    #[must_use]
+    pub fn tenant_settings(&self, tenant: &Tenant) -> Settings {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).tenant(tenant)
+    }
+
+    /// Puts settings in force.
+    pub(super) fn set(&self, scope: Scope, settings: Settings) {
+        self.0.settings.write().unwrap_or_else(PoisonError::into_inner).set(scope, settings);
+        for topic in self.all() {
+            topic.log().policy = self.policy(&topic.key);
+        }
+    }
+
+    pub(super) fn times(&self) -> MutexGuard<'_, Times> {
+        self.0.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now_ms(&self) -> i64 {
+        self.0.clock.now_ms()
     }
 
     pub(super) fn insert(&self, topic: Arc<Topic>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(topic.key.clone(), topic);
+        self.0.list.write().unwrap_or_else(PoisonError::into_inner).insert(topic.key.clone(), topic);
     }
 
     pub(super) fn remove(&self, key: &TopicKey) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+        self.0.list.write().unwrap_or_else(PoisonError::into_inner).remove(key);
     }
 
     /// Adds a consumer to a non-persistent topic, and the topic if need be. It begins at message `next`.
     pub(super) fn add_volatile(&self, key: &Arc<TopicKey>, consumer: &str, next: u64) {
-        let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let topic = topics.entry(key.clone()).or_insert_with(|| Arc::new(Topic::new(0, key.clone())));
-        topic.log().consumers.insert(consumer.into(), Consumer::new(0, Cursor::starting_at(next)));
+        let mut topics = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
+        let topic = topics.entry(key.clone()).or_insert_with(|| Arc::new(Topic::new(0, key.clone(), self.policy(key))));
+        topic.log().add_consumer(consumer, 0, Cursor::starting_at(next));
     }
 
     /// Removes a consumer of a non-persistent topic, and the topic with its last one. False if there is none.
     pub(super) fn remove_volatile(&self, key: &TopicKey, consumer: &str) -> bool {
-        let mut topics = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut topics = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
         let Some(topic) = topics.get(key) else { return false };
         let mut log = topic.log();
         let Some(consumer) = log.consumers.remove(consumer) else { return false };
@@ -147,8 +230,20 @@ impl Topics {
 }
 
 impl Topic {
-    pub(super) fn new(id: i64, key: Arc<TopicKey>) -> Self {
-        Self { id, key, log: Mutex::default(), newest: watch::Sender::new(0) }
+    pub(super) fn new(id: i64, key: Arc<TopicKey>, policy: Policy) -> Self {
+        let now = Instant::now();
+        let log = Log {
+            policy,
+            entries: VecDeque::new(),
+            ring: VecDeque::new(),
+            messages: 0,
+            bytes: 0,
+            appended_bytes: 0,
+            appended: Meter::new(now),
+            delivered: Meter::new(now),
+            consumers: HashMap::new(),
+        };
+        Self { id, key, log: Mutex::new(log), newest: watch::Sender::new(0) }
     }
 
     /// Bytes of the longest message that waits; 0 where none does.
@@ -171,19 +266,19 @@ impl Topic {
         self.newest.send_replace(newest);
     }
 
-    /// Adds a message to a non-persistent topic, which gives up its oldest ones beyond `limit` bytes.
-    pub(super) fn push_volatile(&self, id: u64, slot: Slot, body: Bytes, limit: u64) {
+    /// Adds a message to a non-persistent topic, which gives up its oldest ones beyond its quota.
+    pub(super) fn push_volatile(&self, id: u64, slot: Slot, body: Bytes) {
         let mut log = self.log();
-        let len = u32::try_from(body.len()).unwrap_or(u32::MAX);
-        log.bytes += u64::from(len);
-        log.entries.push_back(Entry { id, len, refs: 0, slot });
+        log.push(Entry { id, len: length(&body), refs: 0, slot });
+        log.appended.add(1, Instant::now());
         log.ring.push_back(body);
         let mut lost = 0;
-        while log.bytes > limit
+        while log.bytes > log.policy.quota_bytes
             && log.entries.len() > 1
             && let Some(entry) = log.entries.pop_front()
         {
             log.ring.pop_front();
+            log.messages -= 1;
             log.bytes -= u64::from(entry.len);
             let groups = log.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut());
             lost += groups.map(|connected| u64::from(connected.group.give_up(entry.id))).sum::<u64>();
@@ -266,21 +361,25 @@ impl Attached {
     /// The next messages for this connection, ascending; see [`Group::claim`].
     #[must_use]
     pub fn claim(&self, most: usize, bytes: usize) -> Vec<u64> {
-        let claimed = self.with(|connected, entries| {
-            let list = |next| {
-                let start = entries.partition_point(|entry| entry.id < next);
-                entries.range(start..).map(Entry::listed)
-            };
-            connected.group.claim(self.member, most, bytes, list)
-        });
-        claimed.unwrap_or_default()
+        let mut log = self.topic.log();
+        let Log { entries, consumers, delivered, .. } = &mut *log;
+        let Some((connected, counts)) = self.held(consumers) else { return Vec::new() };
+        let list = |next| {
+            let start = entries.partition_point(|entry| entry.id < next);
+            entries.range(start..).map(Entry::listed)
+        };
+        let claimed = connected.group.claim(self.member, most, bytes, list);
+        counts.delivered += claimed.len() as u64;
+        counts.redelivered += claimed.iter().filter(|id| counts.returned.remove(id)).count() as u64;
+        delivered.add(claimed.len() as u64, Instant::now());
+        claimed
     }
 
     /// The bodies of claimed messages, in that order. Those that are gone are settled and left out.
     pub async fn read(&self, ids: &[u64], bodies: &Bodies) -> Result<Vec<(u64, Bytes)>, StoreError> {
         let found = if self.topic.key.non_persistent { self.ring(ids) } else { bodies.read(ids).await? };
         let gone = ids.iter().filter(|id| found.binary_search_by_key(id, |(id, _)| id).is_err());
-        count_lost(gone.filter(|id| self.settle(**id)).count() as u64);
+        count_lost(gone.filter(|id| self.release(**id, |_| ())).count() as u64);
         Ok(found)
     }
 
@@ -291,14 +390,24 @@ impl Attached {
 
     /// The connection has acknowledged message `id`. False if it is not waiting for that.
     pub fn settle(&self, id: u64) -> bool {
-        let settled = self.with(|connected, _| {
-            let settled = connected.group.settle(self.member, id);
-            if settled == (Settled::Done { others: true }) {
-                connected.moved.send_replace(());
-            }
-            settled
-        });
-        settled.is_some_and(|settled| settled != Settled::Unknown)
+        self.release(id, |counts| {
+            counts.acknowledged.add(1, Instant::now());
+            counts.settled_ms = Some(self.topics.now_ms());
+        })
+    }
+
+    fn release(&self, id: u64, count: impl FnOnce(&mut Counts)) -> bool {
+        let mut log = self.topic.log();
+        let Some((connected, counts)) = self.held(&mut log.consumers) else { return false };
+        let settled = connected.group.settle(self.member, id);
+        if settled == (Settled::Done { others: true }) {
+            connected.moved.send_replace(());
+        }
+        let settled = settled != Settled::Unknown;
+        if settled {
+            count(counts);
+        }
+        settled
     }
 
     /// Waits until there may be something new to claim. False if there never will be.
@@ -310,27 +419,24 @@ impl Attached {
     }
 
     /// `None` once the consumer is unsubscribed: one of the same name is another one.
-    fn with<T>(&self, work: impl FnOnce(&mut Connected, &VecDeque<Entry>) -> T) -> Option<T> {
-        let mut log = self.topic.log();
-        if self.kicked.is_cancelled() {
-            return None;
-        }
-        let Log { entries, consumers, .. } = &mut *log;
-        Some(work(consumers.get_mut(&self.consumer)?.connected.as_mut()?, entries))
+    fn held<'a>(&self, consumers: &'a mut Consumers) -> Option<(&'a mut Connected, &'a mut Counts)> {
+        let Consumer { connected, counts, .. } = consumers.get_mut(&self.consumer)?;
+        connected.as_mut().filter(|_| !self.kicked.is_cancelled()).map(|connected| (connected, counts))
     }
 }
 
 impl Drop for Attached {
     fn drop(&mut self) {
         // Nobody may connect to a non-persistent topic while it goes with its last consumer.
-        let mut topics = self.topics.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut topics = self.topics.0.list.write().unwrap_or_else(PoisonError::into_inner);
         let mut log = self.topic.log();
         if self.kicked.is_cancelled() {
             return;
         }
         let Some(consumer) = log.consumers.get_mut(&self.consumer) else { return };
         let Some(connected) = &mut consumer.connected else { return };
-        connected.group.leave(self.member);
+        consumer.counts.returned.extend(connected.group.leave(self.member));
+        consumer.counts.returned.retain(|id| consumer.cursor.needs(*id));
         if !connected.group.is_empty() {
             connected.moved.send_replace(());
             return;
@@ -346,8 +452,20 @@ impl Drop for Attached {
 }
 
 impl Consumer {
-    pub(super) fn new(id: i64, cursor: Cursor) -> Self {
-        Self { id, cursor, connected: None }
+    /// Messages below `Log::appended_bytes` that it does not need make up `done_bytes`.
+    fn new(id: i64, cursor: Cursor, done_bytes: u64) -> Self {
+        let counts = Counts {
+            delivered: 0,
+            redelivered: 0,
+            acknowledged: Meter::new(Instant::now()),
+            settled_ms: None,
+            returned: BTreeSet::new(),
+        };
+        Self { id, cursor, done_bytes, parked: false, counts, connected: None }
+    }
+
+    pub(super) fn group(&self) -> Option<&Group> {
+        self.connected.as_ref().map(|connected| &connected.group)
     }
 
     /// Ends the live connections, if there are any.
@@ -362,6 +480,11 @@ impl Entry {
     fn listed(&self) -> Listed {
         Listed { id: self.id, slot: self.slot, len: self.len }
     }
+}
+
+/// Bytes of a message.
+pub(super) fn length(body: &Bytes) -> u32 {
+    u32::try_from(body.len()).unwrap_or(u32::MAX)
 }
 
 fn position(entries: &VecDeque<Entry>, id: u64) -> Option<usize> {
@@ -385,6 +508,32 @@ impl Log {
         self.entries.range(start..end).map(|entry| entry.id)
     }
 
+    /// Adds the newest message.
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.messages += 1;
+        self.bytes += u64::from(entry.len);
+        self.appended_bytes += u64::from(entry.len);
+        self.entries.push_back(entry);
+    }
+
+    /// Adds a consumer that is owed nothing of what is here.
+    pub(super) fn add_consumer(&mut self, name: &str, row: i64, cursor: Cursor) -> &mut Consumer {
+        let consumer = Consumer::new(row, cursor, self.appended_bytes);
+        self.consumers.entry(name.into()).insert_entry(consumer).into_mut()
+    }
+
+    /// Moves a consumer's cursor; it does not need `ids` any more.
+    pub(super) fn settle(&mut self, consumer: &str, cursor: Cursor, ids: &[u64]) {
+        let bytes = |id: &u64| self.position(*id).map_or(0, |at| u64::from(self.entries[at].len));
+        let done_bytes = ids.iter().map(bytes).sum::<u64>();
+        let Some(consumer) = self.consumers.get_mut(consumer) else { return };
+        consumer.cursor = cursor;
+        consumer.done_bytes += done_bytes;
+        for id in ids {
+            self.release(*id);
+        }
+    }
+
     /// Drops one reference; true if that was the last one.
     pub(super) fn release(&mut self, id: u64) -> bool {
         let Some(position) = self.position(id) else { return false };
@@ -393,6 +542,7 @@ impl Log {
         if entry.refs > 0 {
             return false;
         }
+        self.messages -= 1;
         self.bytes -= u64::from(std::mem::take(&mut entry.len));
         while self.entries.front().is_some_and(|entry| entry.refs == 0) {
             self.entries.pop_front();

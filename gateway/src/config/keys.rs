@@ -72,6 +72,7 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("limits.admission", Kind::Number(1..=1_000_000)),
     ("limits.request_seconds", Kind::Number(1..=3_600)),
     ("backlog.quota_bytes", Kind::Number(1..=1_024 * GIB)),
+    ("backlog.ttl_seconds", Kind::Number(1..=1_000_000_000)),
     ("backlog.tail_bytes", Kind::Number(0..=GIB)),
     ("backlog.volatile_bytes", Kind::Number(1..=GIB)),
     ("consumer.window", Kind::Number(1..=10_000)),

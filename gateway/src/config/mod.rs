@@ -179,6 +179,8 @@ pub struct Limits {
 pub struct Backlog {
     /// Stored bytes of a topic; a request that would pass it is 500 and appends nothing.
     pub quota_bytes: u64,
+    /// Seconds after which a message is deleted, acknowledged or not.
+    pub ttl_seconds: u64,
     /// Bytes of message bodies kept in memory for live consumers; older ones are read from the store.
     pub tail_bytes: usize,
     /// Bytes of a non-persistent topic; beyond it the oldest messages go, whoever has not seen them.
@@ -308,7 +310,12 @@ impl Default for Limits {
 
 impl Default for Backlog {
     fn default() -> Self {
-        Self { quota_bytes: 25 * MIB as u64, tail_bytes: 16 * MIB, volatile_bytes: MIB as u64 }
+        Self {
+            quota_bytes: 25 * MIB as u64,
+            ttl_seconds: 36 * 60 * 60,
+            tail_bytes: 16 * MIB,
+            volatile_bytes: MIB as u64,
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqlitePool};
 
-pub use transaction::{MessageRow, ObjectRow, Statement, Transaction, Value};
+pub use transaction::{CursorRow, MessageRow, ObjectRow, Statement, Transaction, Value};
 
 /// Name of the database file in the data directory.
 pub const FILE_NAME: &str = "tidegate.db";

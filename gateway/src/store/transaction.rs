@@ -77,6 +77,19 @@ pub struct MessageRow {
     pub body: Bytes,
 }
 
+/// Where a consumer is; see `consumer::Cursor`.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct CursorRow {
+    /// Row id of the consumer.
+    pub consumer: i64,
+    /// Everything below is settled,
+    pub hi: u64,
+    /// but for these ids.
+    pub holes: Vec<u64>,
+    /// When it acknowledged a message, ms since the epoch; `None`: as before.
+    pub settled_ms: Option<i64>,
+}
+
 /// The rows of one commit.
 #[derive(Debug, Default)]
 pub struct Transaction {
@@ -90,8 +103,8 @@ pub struct Transaction {
     pub events: Vec<ObjectRow>,
     /// New messages.
     pub messages: Vec<MessageRow>,
-    /// Consumer row id, `hi`, holes.
-    pub cursors: Vec<(i64, u64, Vec<u64>)>,
+    /// Cursors that move.
+    pub cursors: Vec<CursorRow>,
     /// Ids of messages that nobody needs any more.
     pub freed: Vec<u64>,
 }
@@ -141,8 +154,9 @@ impl Transaction {
         }
         if !self.cursors.is_empty() {
             sql.push_str(
-                "UPDATE cursor SET hi = e.value->>1, holes = e.value->2 FROM json_each(?) AS e
-                 WHERE consumer = e.value->>0;",
+                "UPDATE cursor SET hi = e.value->>'hi', holes = e.value->'holes',
+                 settled = coalesce(e.value->>'settled_ms', settled)
+                 FROM json_each(?) AS e WHERE consumer = e.value->>'consumer';",
             );
         }
         sql.push_str("COMMIT");

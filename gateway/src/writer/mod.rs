@@ -16,9 +16,10 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
-use crate::backlog::{Attached, Connecting, Ledger, Record, Rejected, Staged, Topic, TopicKey};
+use crate::backlog::{Attached, Connecting, Ledger, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey};
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
+use crate::message::Tenant;
 use crate::store::{ObjectRow, Statement, StoreError, Writing};
 
 /// Commands that wait; beyond that their senders wait.
@@ -126,6 +127,7 @@ enum Command {
     Settle { topic: Arc<Topic>, consumer: Box<str>, ids: Vec<u64> },
     Attach { who: Connecting, answer: oneshot::Sender<Result<Attached, AttachError>> },
     Unsubscribe { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<bool, Refused>> },
+    Set { scope: Scope, settings: Settings, answer: Answer },
     Stop,
 }
 
@@ -192,6 +194,22 @@ impl Writer {
         result.await.unwrap_or(Err(Refused::Stopping.into()))
     }
 
+    /// Stores what is set for a topic, whether it exists or not, and puts it in force. Settings that say nothing are forgotten.
+    pub async fn set_topic(&self, key: Arc<TopicKey>, settings: Settings) -> Result<(), Refused> {
+        self.set(Scope::Topic(key), settings).await
+    }
+
+    /// Stores what is set for the topics of a tenant; see [`Writer::set_topic`].
+    pub async fn set_tenant(&self, tenant: Tenant, settings: Settings) -> Result<(), Refused> {
+        self.set(Scope::Tenant(tenant), settings).await
+    }
+
+    async fn set(&self, scope: Scope, settings: Settings) -> Result<(), Refused> {
+        let (answer, result) = oneshot::channel();
+        let _ = self.commands.send(Command::Set { scope, settings, answer }).await;
+        result.await.unwrap_or(Err(Refused::Stopping))
+    }
+
     /// Commits what is queued and ends the writer; what is sent later is refused.
     pub async fn stop(&self) {
         let _ = self.commands.send(Command::Stop).await;
@@ -237,6 +255,10 @@ impl Worker {
                     let removed = self.ledger.remove_consumer(&mut self.writing, &key, &consumer).await;
                     let _ = answer.send(removed.map_err(|error| refused(&error)));
                 }
+                Some(Command::Set { scope, settings, answer }) => {
+                    let set = self.ledger.set(&mut self.writing, scope, settings).await;
+                    let _ = answer.send(set.map_err(|error| refused(&error)));
+                }
                 Some(Command::Stop) => break,
                 Some(Command::Changes { .. } | Command::Settle { .. }) | None => {}
             }
@@ -274,7 +296,7 @@ impl Worker {
                     }
                     batch.push(Item::Settle { topic, consumer, ids });
                 }
-                Command::Attach { .. } | Command::Unsubscribe { .. } | Command::Stop => {
+                Command::Attach { .. } | Command::Unsubscribe { .. } | Command::Set { .. } | Command::Stop => {
                     self.held = Some(command);
                     break;
                 }

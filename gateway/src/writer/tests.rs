@@ -8,26 +8,29 @@ use proptest::prelude::*;
 use sqlx::SqlitePool;
 
 use super::*;
-use crate::backlog::BacklogLimits;
+use crate::backlog::{BacklogLimits, OnFull, Policy, Topics};
 use crate::consumer::Kind;
 use crate::store::{Store, Value};
 
 struct Gateway {
     writer: Writer,
+    topics: Topics,
     task: tokio::task::JoinHandle<Result<(), StoreError>>,
     store: SqlitePool,
 }
 
 const QUOTA: u64 = 1000;
+const TTL: u64 = 100;
 
 impl Gateway {
     async fn open(dir: &Path) -> Self {
         let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
-        let limits = BacklogLimits { quota_bytes: QUOTA, tail_bytes: 1 << 20, volatile_bytes: 100 };
-        let ledger = Ledger::load(&mut writing, readers.clone(), limits).await.unwrap();
+        let limits = BacklogLimits { quota_bytes: QUOTA, ttl_seconds: TTL, tail_bytes: 1 << 20, volatile_bytes: 100 };
+        let ledger = Ledger::load(&mut writing, readers.clone(), limits, Clock::system()).await.unwrap();
+        let topics = ledger.topics();
         let limits = ConsumerLimits { topics: 3, consumers: 2, group: GroupLimits { window: 10_000, members: 2 } };
         let (writer, task) = Writer::spawn(writing, ledger, Clock::system(), limits);
-        Self { writer, task, store: readers }
+        Self { writer, topics, task, store: readers }
     }
 
     async fn close(self) {
@@ -162,6 +165,85 @@ async fn what_an_unsubscribed_consumer_alone_waited_for_is_deleted() {
     gateway.close().await;
 }
 
+#[tokio::test]
+async fn settings_are_in_force_at_once_and_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let topic = key("s");
+    let _consumer = gateway.attach(&topic, "c").await.unwrap();
+    let of = |quota_bytes| Settings { quota_bytes: Some(quota_bytes), ..Settings::default() };
+    let tenant = Settings { ttl_seconds: Some(5), on_full: Some(OnFull::Park), gap_messages: Some(true), ..of(100) };
+    gateway.writer.set_tenant("t".into(), tenant).await.unwrap();
+    assert!(gateway.writer.commit(records(vec![record(&topic, 101)])).await.is_err());
+    gateway.writer.set_topic(topic.clone(), of(101)).await.unwrap();
+    gateway.writer.commit(records(vec![record(&topic, 101)])).await.unwrap();
+    gateway.writer.set_topic(key("later"), of(7)).await.unwrap();
+    gateway.writer.set_topic(key("never"), of(7)).await.unwrap();
+    gateway.writer.set_topic(key("never"), Settings::default()).await.unwrap();
+    // Less than what waits: nothing is dropped, and nothing more fits.
+    gateway.writer.set_topic(topic.clone(), of(10)).await.unwrap();
+    assert_eq!(gateway.topics.get(&topic).unwrap().bytes(), 101);
+    assert!(gateway.writer.commit(records(vec![record(&topic, 1)])).await.is_err());
+    gateway.close().await;
+
+    let gateway = Gateway::open(dir.path()).await;
+    assert_eq!(gateway.topics.tenant_settings(&"t".into()), tenant);
+    assert_eq!(gateway.topics.topic_settings(&topic), of(10));
+    let policy = Policy { quota_bytes: 10, ttl_seconds: 5, on_full: OnFull::Park, gap_messages: true };
+    assert_eq!(gateway.topics.policy(&topic), policy);
+    assert_eq!(gateway.topics.topic_figures(&topic).unwrap().policy, policy);
+    assert_eq!(gateway.topics.policy(&key("later")).quota_bytes, 7);
+    assert_eq!(gateway.topics.policy(&key("never")).quota_bytes, 100);
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn figures_tell_what_each_consumer_did() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let topic = key("s");
+    let (fast, slow) = (gateway.attach(&topic, "fast").await.unwrap(), gateway.attach(&topic, "slow").await.unwrap());
+    for len in [10, 20, 30] {
+        gateway.writer.commit(records(vec![record(&topic, len)])).await.unwrap();
+    }
+    for id in fast.claim(9, 1000) {
+        assert!(fast.settle(id));
+        gateway.writer.settle(fast.topic().clone(), "fast".into(), vec![id]).await;
+    }
+    let ids = slow.claim(2, 1000);
+    drop(slow);
+    let slow = gateway.attach(&topic, "slow").await.unwrap();
+    assert_eq!(slow.claim(9, 1000)[..2], ids);
+    assert!(slow.settle(ids[1]));
+    gateway.writer.settle(slow.topic().clone(), "slow".into(), vec![ids[1]]).await;
+    gateway.writer.commit(Change::default()).await.unwrap();
+
+    let figures = gateway.topics.topic_figures(&topic).unwrap();
+    assert_eq!((figures.messages, figures.bytes, figures.appended, figures.delivered), (2, 40, 3, 8));
+    assert!(figures.rate_in > 0.0 && figures.rate_out > figures.rate_in);
+    let oldest = figures.oldest_age_ms.unwrap();
+    assert!(oldest < 60_000 && figures.expires_in_ms == Some(TTL * 1_000 - oldest));
+    let [fast, slow_now] = &figures.consumers[..] else { unreachable!() };
+    assert_eq!((&*fast.name, fast.clients, fast.backlog_messages, fast.backlog_bytes), ("fast", 1, 0, 0));
+    assert_eq!((fast.delivered, fast.redelivered, fast.acknowledged, fast.oldest_age_ms), (3, 0, 3, None));
+    assert_eq!((slow_now.backlog_messages, slow_now.backlog_bytes), (2, 40));
+    assert_eq!((slow_now.delivered, slow_now.redelivered, slow_now.acknowledged), (5, 2, 1));
+    assert!(slow_now.oldest_age_ms.is_some() && slow_now.last_ack_ms.is_some());
+    drop(slow);
+    gateway.close().await;
+
+    let gateway = Gateway::open(dir.path()).await;
+    let figures = &gateway.topics.figures(Some(&"t".into()))[0];
+    assert_eq!((figures.messages, figures.bytes, figures.appended), (2, 40, 0));
+    let [fast, slow] = &figures.consumers[..] else { unreachable!() };
+    assert_eq!((fast.clients, fast.backlog_messages, fast.backlog_bytes), (0, 0, 0));
+    assert_eq!((slow.clients, slow.backlog_messages, slow.backlog_bytes), (0, 2, 40));
+    let before = slow_now.last_ack_ms.unwrap();
+    assert!((before..before + 60_000).contains(&slow.last_ack_ms.unwrap()), "when it was committed");
+    assert!(gateway.topics.figures(Some(&"other".into())).is_empty());
+    gateway.close().await;
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Append(u8, usize),
@@ -237,7 +319,19 @@ async fn check(gateway: &Gateway, model: &Model) -> Result<(), TestCaseError> {
         prop_assert_eq!(&attached.claim(usize::MAX, usize::MAX), waiting);
         let sql = format!("SELECT coalesce(sum(length(body)), 0) FROM msg WHERE topic = {}", attached.topic().row());
         let on_disk: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
-        prop_assert_eq!(attached.topic().bytes(), on_disk.cast_unsigned());
+        let figures = gateway.topics.topic_figures(attached.topic().key()).unwrap();
+        prop_assert_eq!(figures.bytes, on_disk.cast_unsigned());
+        let consumer = figures.consumers.iter().find(|consumer| *consumer.name == *name).unwrap();
+        prop_assert_eq!(consumer.backlog_messages, waiting.len() as u64);
+        let ids = serde_json::to_string(waiting).unwrap();
+        let bytes: i64 = sqlx::query_scalar(
+            "SELECT coalesce(sum(length(body)), 0) FROM msg WHERE id IN (SELECT value FROM json_each(?))",
+        )
+        .bind(ids)
+        .fetch_one(&gateway.store)
+        .await
+        .unwrap();
+        prop_assert_eq!(consumer.backlog_bytes, bytes.cast_unsigned());
     }
     let needed: std::collections::BTreeSet<_> = model.values().flatten().collect();
     prop_assert_eq!(gateway.count("SELECT count(*) FROM msg").await, i64::try_from(needed.len()).unwrap());
