@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod access;
+mod backlog;
 mod children;
 mod consumers;
 mod crash;

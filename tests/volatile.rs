@@ -223,3 +223,21 @@ async fn a_consumer_of_a_non_persistent_topic_is_exclusive_and_gone_with_its_con
     gateway.consumer_with(&persistent).await.unwrap();
     gateway.measure(&device, "t", 1).await;
 }
+
+// `backlog.ttl_seconds` holds for what waits in memory, too.
+#[tokio::test]
+async fn what_waits_in_memory_grows_old() {
+    let (gateway, device) = line("[consumer]\nwindow = 1\n[backlog]\nttl_seconds = 1").await;
+    let mut slow = connect(&gateway, "slow").await;
+    for value in 1..=3 {
+        gateway.measure(&device, "t", value).await;
+    }
+    let first = slow.next().await;
+    eventually("the others go", async || {
+        (gateway.metric("tidegate_messages_dropped_total").await >= 2.0).then_some(())
+    })
+    .await;
+    gateway.measure(&device, "t", 4).await;
+    slow.ack(&first).await;
+    assert_eq!(values(&[slow.next().await]), [4]);
+}

@@ -61,6 +61,13 @@ impl Cursor {
         id >= self.hi || self.holes.binary_search(&id).is_ok()
     }
 
+    /// The topic has given up everything below `below`.
+    #[must_use]
+    pub fn cut(&self, below: u64) -> Self {
+        let holes = self.holes.iter().copied().filter(|id| *id >= below).collect();
+        Self { hi: self.hi.max(below), holes }
+    }
+
     /// Acknowledges `ids` (ascending, each still needed). `between` lists the topic's ids in a half-open range.
     #[must_use]
     pub fn settled<I>(&self, ids: &[u64], between: impl FnOnce(u64, u64) -> I) -> Self
@@ -315,18 +322,37 @@ impl Group {
         }
         let full = self.open.len() >= self.look_ahead;
         self.open.remove(&id);
+        let moved = self.land(member, slot);
+        Settled::Done { others: full || moved }
+    }
+
+    /// A message of `slot` is not in flight at `member` any more. True if that lets others have theirs.
+    fn land(&mut self, member: MemberId, slot: Slot) -> bool {
         self.members.get_mut(&member).expect("invariant: what is in flight is at a member").in_flight -= 1;
         let flight = self.flights.get_mut(&slot).expect("invariant: the message was in flight");
         flight.count -= 1;
         if flight.count > 0 {
-            return Settled::Done { others: full };
+            return false;
         }
         let held = self.flights.remove(&slot).map(|flight| flight.held).unwrap_or_default();
         let moved = !held.is_empty();
         for id in held {
             self.place(id, slot);
         }
-        Settled::Done { others: full || moved }
+        moved
+    }
+
+    /// The topic has given up all messages below `below`, those in flight, too: nobody waits for their acknowledgements.
+    /// All members may find something to do now.
+    pub fn give_up_below(&mut self, below: u64) {
+        self.next = self.next.max(below);
+        let gone: Vec<_> = self.open.range(..below).map(|(id, open)| (*id, open.at)).collect();
+        for (id, at) in gone {
+            match at {
+                Some(member) => drop(self.settle(member, id)),
+                None => drop(self.give_up(id)),
+            }
+        }
     }
 
     /// The topic has given up message `id`. True if no member was handed it.
@@ -539,6 +565,22 @@ mod tests {
     }
 
     #[test]
+    fn what_the_topic_gave_up_is_not_waited_for() {
+        let topic = topic(&["1"; 9]);
+        let (mut group, members) = group(Kind::Exclusive, &["a"]);
+        let a = members[0];
+        assert_eq!(group.claim(a, 9, 1000, from(&topic)), [1, 2]);
+        group.give_up_below(2);
+        assert_eq!(group.settle(a, 1), Settled::Unknown, "a late acknowledgement");
+        assert_eq!(group.claim(a, 9, 1000, from(&topic)), [3], "there is room in the window");
+        group.give_up_below(8);
+        assert_eq!(group.claim(a, 9, 1000, from(&topic)), [8, 9]);
+        let cursor = Cursor { hi: 5, holes: vec![1, 3] };
+        assert_eq!(cursor.cut(3), Cursor { hi: 5, holes: vec![3] });
+        assert_eq!(cursor.cut(7), Cursor { hi: 7, holes: vec![] });
+    }
+
+    #[test]
     fn sources_are_spread_evenly_and_only_those_of_a_member_that_goes_move() {
         let names = ["instance1", "instance2", "instance3", "instance4"];
         let (mut group, members) = group(Kind::Shared, &names);
@@ -574,6 +616,7 @@ mod tests {
         Leave(prop::sample::Index),
         Claim(prop::sample::Index, usize),
         Acknowledge(prop::sample::Index, prop::sample::Index),
+        GiveUp(prop::sample::Index),
         Restart,
     }
 
@@ -585,6 +628,7 @@ mod tests {
             1 => any().prop_map(Step::Leave),
             8 => (any(), 1usize..4).prop_map(|(member, most)| Step::Claim(member, most)),
             8 => (any(), any()).prop_map(|(member, message)| Step::Acknowledge(member, message)),
+            1 => any().prop_map(Step::GiveUp),
             1 => Just(Step::Restart),
         ]
     }
@@ -597,6 +641,7 @@ mod tests {
         limits: GroupLimits,
         /// What each connection has and did not acknowledge, and the newest id of each slot that it saw.
         connections: BTreeMap<MemberId, (BTreeSet<u64>, HashMap<Slot, u64>)>,
+        /// Or given up by the topic.
         acknowledged: BTreeSet<u64>,
         /// Who was told, since it last found nothing, that there may be something to claim.
         woken: BTreeSet<MemberId>,
@@ -711,6 +756,17 @@ mod tests {
                         self.acknowledge(member, has[message.index(has.len())])?;
                     }
                 }
+                Step::GiveUp(index) if !self.topic.is_empty() => {
+                    let below = self.topic[index.index(self.topic.len())].id;
+                    self.group.give_up_below(below);
+                    self.cursor = self.cursor.cut(below);
+                    self.acknowledged.extend(self.topic.iter().map(|listed| listed.id).filter(|id| *id < below));
+                    for (has, _) in self.connections.values_mut() {
+                        has.retain(|id| *id >= below);
+                    }
+                    self.wake();
+                }
+                Step::GiveUp(_) => {}
                 Step::Restart => self.restart(),
             }
             for listed in &self.topic {

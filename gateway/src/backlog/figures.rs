@@ -128,7 +128,7 @@ impl Topics {
             let ms = if topic.key().non_persistent { volatile_ms(id?) } else { self.times().of(id?)? };
             Some(u64::try_from(now_ms - ms).unwrap_or_default())
         };
-        let expires = |age: Option<u64>| age.map(|age| (policy.ttl_seconds * 1_000).saturating_sub(age));
+        let expires = |age: Option<u64>| age.map(|age| policy.ttl_ms().saturating_sub(age));
         let oldest_age_ms = age(log.entries.front().map(|entry| entry.id));
         let figures = |name: &str, consumer: &Consumer| {
             let Waiting { messages, bytes, oldest } = consumer.waiting(&log, topic.key().non_persistent);

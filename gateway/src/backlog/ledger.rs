@@ -2,20 +2,26 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use sqlx::Row as _;
 
+use super::missed::{self, Missed, Reason};
 use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
+use super::staged::{Appended, Cut, Moved, Staged};
+use super::steady::Note;
 use super::topic::{Entry, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
 use super::{Attached, Bodies, Connecting, Record};
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
-use crate::store::{CursorRow, MessageRow, Statement, StoreError, Transaction, Value, Writing};
+use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
 
 /// Messages that one transaction deletes when a consumer's backlog is given up.
 const GARBAGE_PER_COMMIT: usize = 1000;
+/// Messages past their time to live that one transaction deletes.
+const EXPIRED_PER_COMMIT: usize = 1000;
+/// Time between two looks for them, in ms.
+const SWEEP_MS: i64 = 1_000;
 /// Messages per query of the start-up scan.
 const SCAN_PAGE: i64 = 20_000;
 
@@ -29,6 +35,10 @@ pub struct Ledger {
     next_volatile_id: u64,
     /// Messages that lost their last reference outside a batch.
     garbage: Vec<u64>,
+    /// Backlog time of the next look for messages that are too old.
+    sweep_ms: i64,
+    /// Whether there may be messages that grow old.
+    ageing: bool,
 }
 
 /// Bounds on what waits.
@@ -59,33 +69,6 @@ pub enum Rejected {
     },
 }
 
-/// A batch that is ready to be committed.
-#[derive(Default)]
-pub struct Staged {
-    /// The rows.
-    pub transaction: Transaction,
-    appended: Vec<Appended>,
-    /// For non-persistent topics.
-    passing: Vec<(Arc<Topic>, Record)>,
-    settled: Vec<Settled>,
-    /// Bytes appended, by the topic's row id.
-    bytes: HashMap<i64, u64>,
-}
-
-struct Appended {
-    topic: Arc<Topic>,
-    id: u64,
-    slot: Slot,
-    body: Bytes,
-}
-
-struct Settled {
-    topic: Arc<Topic>,
-    consumer: Box<str>,
-    cursor: Cursor,
-    ids: Vec<u64>,
-}
-
 impl Ledger {
     /// Reads the topics, consumers and the list of waiting messages.
     pub async fn load(
@@ -107,7 +90,10 @@ impl Ledger {
             sqlx::query_scalar("SELECT v FROM meta WHERE k = 'message_id'").fetch_one(writing.connection()).await?;
         let next_id = highest.max(floor.cast_unsigned());
         let bodies = Bodies::new(readers, limits.tail_bytes, next_id);
-        Ok(Self { bodies, topics, next_id, next_volatile_id: 0, garbage })
+        let stored = Note::load(writing).await?;
+        let reached_ms = stored.reached_ms.max(topics.times().newest_ms());
+        topics.go_on(Note { reached_ms, ..stored });
+        Ok(Self { bodies, topics, next_id, next_volatile_id: 0, garbage, sweep_ms: 0, ageing: true })
     }
 
     /// The topics, for rooms that only look.
@@ -122,18 +108,24 @@ impl Ledger {
         self.bodies.clone()
     }
 
-    /// An empty batch at time `now_ms`, with a slice of the garbage.
-    pub fn stage(&mut self, now_ms: i64) -> Staged {
+    /// An empty batch, with a slice of the garbage.
+    pub fn stage(&mut self) -> Staged {
+        let now_ms = self.topics.now_ms();
         self.next_volatile_id = self.next_volatile_id.max(now_ms.cast_unsigned() << VOLATILE_ID_BITS);
-        let from = self.garbage.len().saturating_sub(GARBAGE_PER_COMMIT);
-        let freed = self.garbage.split_off(from);
-        Staged { transaction: Transaction { now_ms, freed, ..Transaction::default() }, ..Staged::default() }
+        let garbage = self.garbage.split_off(self.garbage.len().saturating_sub(GARBAGE_PER_COMMIT));
+        let transaction = Transaction { now_ms, freed: garbage.clone(), ..Transaction::default() };
+        Staged { transaction, garbage, ..Staged::default() }
     }
 
-    /// Whether an otherwise idle writer should commit to delete garbage.
+    /// How long an otherwise idle writer may wait before it commits to delete something; `None`: there is nothing.
     #[must_use]
-    pub fn has_garbage(&self) -> bool {
-        !self.garbage.is_empty()
+    pub fn rest(&self) -> Option<Duration> {
+        let until_sweep = self.sweep_ms.saturating_sub(self.topics.now_ms()).max(0).cast_unsigned();
+        match (self.garbage.is_empty(), self.ageing) {
+            (false, _) => Some(Duration::ZERO),
+            (true, true) => Some(Duration::from_millis(until_sweep)),
+            (true, false) => None,
+        }
     }
 
     /// Stages all of a request's records, or none of them if one topic has no room.
@@ -167,52 +159,69 @@ impl Ledger {
         Ok(())
     }
 
-    /// Stages acknowledgements. Ids that the consumer does not need any more are ignored, as is a consumer that is gone.
-    pub fn settle(&self, staged: &mut Staged, topic: &Arc<Topic>, consumer: &str, mut ids: Vec<u64>) {
-        ids.sort_unstable();
-        ids.dedup();
-        let earlier = staged.settled.iter().position(|s| Arc::ptr_eq(&s.topic, topic) && *s.consumer == *consumer);
-        let log = topic.log();
-        let Some(known) = log.consumers.get(consumer) else { return };
-        let before = earlier.map_or(&known.cursor, |index| &staged.settled[index].cursor);
-        ids.retain(|id| before.needs(*id) && log.position(*id).is_some());
-        let cursor = before.settled(&ids, |from, to| log.ids_between(from, to));
-        drop(log);
-        match earlier {
-            Some(index) => {
-                staged.settled[index].cursor = cursor;
-                staged.settled[index].ids.extend(ids);
-            }
-            None => staged.settled.push(Settled { topic: topic.clone(), consumer: consumer.into(), cursor, ids }),
+    /// Completes a batch: what is too old goes with it, and the rows that follow are added.
+    pub fn seal(&mut self, staged: &mut Staged) {
+        let now_ms = staged.transaction.now_ms;
+        if now_ms >= self.sweep_ms {
+            self.expire(staged);
         }
+        staged.seal(self.topics.wall_ms());
+        let note = self.topics.steady().1.to_note(now_ms, !staged.appended.is_empty() || !self.ageing);
+        staged.transaction.statements.extend(note.map(Note::statement));
+        staged.note = note;
     }
 
-    /// Adds the rows that follow from what is staged.
-    pub fn seal(staged: &mut Staged) {
-        let settled_ms = Some(staged.transaction.now_ms);
-        let mut released: HashMap<(i64, u64), u16> = HashMap::new();
-        for settled in &staged.settled {
-            let log = settled.topic.log();
-            let Some(consumer) = log.consumers.get(&settled.consumer) else { continue };
-            let Cursor { hi, holes } = settled.cursor.clone();
-            staged.transaction.cursors.push(CursorRow { consumer: consumer.id, hi, holes, settled_ms });
-            for id in &settled.ids {
-                let released = released.entry((settled.topic.id, *id)).or_default();
-                *released += 1;
-                if log.position(*id).is_some_and(|at| log.entries[at].refs == *released) {
-                    staged.transaction.freed.push(*id);
-                }
+    /// Stages the end of messages that are past their time to live: the oldest first, and not too many at once.
+    fn expire(&mut self, staged: &mut Staged) {
+        let now_ms = staged.transaction.now_ms;
+        let mut room = EXPIRED_PER_COMMIT;
+        let mut oldest = u64::MAX;
+        self.ageing = false;
+        for topic in self.topics.all() {
+            let log = topic.log();
+            let Some(first) = log.entries.front().map(|entry| entry.id) else { continue };
+            self.ageing = true;
+            let end_ms = now_ms.saturating_sub_unsigned(log.policy.ttl_ms());
+            if topic.key().non_persistent {
+                drop(log);
+                topic.expire_volatile(end_ms.max(0).cast_unsigned() << VOLATILE_ID_BITS);
+                continue;
+            }
+            oldest = oldest.min(first);
+            let end = self.topics.times().until(end_ms);
+            let expired = log.waiting().map(|entry| entry.id).take_while(|id| *id < end).take(room);
+            if let Some((count, last)) = (1..).zip(expired).last() {
+                room -= count;
+                let cut = Cut { topic: topic.clone(), below: last + 1, reason: Reason::Expired };
+                staged.cuts.insert(topic.id, cut);
             }
         }
+        // As long as there are more, each commit takes some.
+        if room > 0 {
+            self.sweep_ms = now_ms + SWEEP_MS;
+        }
+        self.topics.times().forget_below(oldest);
     }
 
     /// The batch is on disk: memory follows, and consumers are woken.
     pub fn committed(&mut self, staged: Staged) {
         self.next_id += staged.appended.len() as u64;
         self.bodies.push(staged.appended.iter().map(|appended| (appended.id, appended.body.clone())));
+        self.ageing |= !staged.appended.is_empty() || !staged.passing.is_empty();
         if let Some(newest) = staged.appended.last() {
             self.topics.times().push(newest.id, staged.transaction.now_ms);
+            self.topics.steady().1.told(staged.transaction.now_ms);
         }
+        if let Some(note) = staged.note {
+            self.topics.steady().1.noted(note);
+        }
+        for Moved { topic, consumer, cursor, ids, missed } in staged.moved.into_values() {
+            topic.log().settle(&consumer, cursor, &ids, missed.map_or(0, |missed| missed.bytes));
+            if let Some(Missed { reason, messages, .. }) = missed {
+                missed::count(reason, messages);
+            }
+        }
+        staged.cuts.values().for_each(|cut| cut.topic.cut(cut.below));
         let now = Instant::now();
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
         for Appended { topic, id, slot, body } in staged.appended {
@@ -226,9 +235,6 @@ impl Ledger {
                 None => woken.push((topic, id)),
             }
         }
-        for Settled { topic, consumer, cursor, ids } in staged.settled {
-            topic.log().settle(&consumer, cursor, &ids);
-        }
         for (topic, newest) in woken {
             topic.announce(newest);
         }
@@ -238,11 +244,9 @@ impl Ledger {
         }
     }
 
-    /// The batch failed: nothing has changed.
+    /// The batch failed: nothing has changed. What it settled comes again.
     pub fn failed(&mut self, staged: Staged) {
-        // Whatever else `freed` holds was staged from settlements, which come again.
-        let settled: Vec<u64> = staged.settled.into_iter().flat_map(|settled| settled.ids).collect();
-        self.garbage.extend(staged.transaction.freed.into_iter().filter(|id| !settled.contains(id)));
+        self.garbage.extend(staged.garbage);
     }
 
     /// Attaches to an existing consumer. `None`: it does not exist, see [`Ledger::create_consumer`].

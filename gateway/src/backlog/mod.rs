@@ -8,14 +8,18 @@
 mod bodies;
 mod figures;
 mod ledger;
+mod missed;
 mod settings;
+mod staged;
+mod steady;
 mod times;
 mod topic;
 
 pub use bodies::Bodies;
 pub use figures::{ConsumerFigures, TopicFigures};
-pub use ledger::{BacklogLimits, Ledger, Rejected, Staged};
+pub use ledger::{BacklogLimits, Ledger, Rejected};
 pub use settings::{OnFull, Policy, Scope, Settings};
+pub use staged::Staged;
 pub use topic::{Attached, Connecting, Topic, TopicKey, Topics};
 
 use std::sync::Arc;

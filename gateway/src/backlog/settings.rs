@@ -80,6 +80,14 @@ pub enum Scope {
     Tenant(Tenant),
 }
 
+impl Policy {
+    /// The time to live in ms.
+    #[must_use]
+    pub fn ttl_ms(&self) -> u64 {
+        self.ttl_seconds.saturating_mul(1_000)
+    }
+}
+
 impl Settings {
     fn over(self, policy: Policy) -> Policy {
         Policy {

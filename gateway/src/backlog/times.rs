@@ -44,6 +44,24 @@ impl Times {
     pub(super) fn of(&self, id: u64) -> Option<i64> {
         self.steps.get(self.steps.partition_point(|(last, _)| *last < id)).map(|(_, ms)| *ms)
     }
+
+    /// One above the newest message that was made at `ms` or before, for sure.
+    pub(super) fn until(&self, ms: i64) -> u64 {
+        let steps = self.steps.partition_point(|(_, at)| *at <= ms);
+        steps.checked_sub(1).map_or(0, |last| self.steps[last].0 + 1)
+    }
+
+    /// When the newest message was made; 0 if there is none.
+    pub(super) fn newest_ms(&self) -> i64 {
+        self.steps.back().map_or(0, |(_, ms)| *ms)
+    }
+
+    /// Nobody asks for messages below `id` any more.
+    pub(super) fn forget_below(&mut self, id: u64) {
+        let gone = self.steps.partition_point(|(last, _)| *last < id);
+        // The newest step stays, so that times do not go back.
+        self.steps.drain(..gone.min(self.steps.len().saturating_sub(1)));
+    }
 }
 
 #[cfg(test)]
@@ -60,6 +78,12 @@ mod tests {
         assert_eq!([7, 9, 10].map(|id| times.of(id)), [Some(11_000); 3]);
         assert_eq!([11, 12].map(|id| times.of(id)), [Some(60_000); 2]);
         assert_eq!(times.of(13), None);
+        assert_eq!([10_899, 10_900, 11_000, 59_999, 60_000].map(|ms| times.until(ms)), [0, 7, 11, 11, 13]);
+        times.forget_below(8);
+        assert_eq!((times.steps.len(), times.of(8)), (2, Some(11_000)));
+        times.forget_below(99);
+        times.push(14, 5_000);
+        assert_eq!((times.steps.len(), times.of(14)), (1, Some(60_000)));
     }
 
     #[test]

@@ -10,7 +10,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::Bodies;
 use super::figures::Meter;
+use super::missed::{self, Missed, Reason};
 use super::settings::{Book, Policy, Scope, Settings};
+use super::steady::{Note, Reading, Steady};
 use super::times::Times;
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, Group, GroupLimits, Kind, Listed, MemberId, Settled, Slot};
@@ -41,6 +43,7 @@ struct Shared {
     list: RwLock<HashMap<Arc<TopicKey>, Arc<Topic>>>,
     settings: RwLock<Book>,
     times: Mutex<Times>,
+    steady: Mutex<Steady>,
     clock: Clock,
 }
 
@@ -139,7 +142,13 @@ pub struct Attached {
 impl Topics {
     pub(super) fn new(settings: Book, clock: Clock) -> Self {
         let (list, settings, times) = (RwLock::default(), RwLock::new(settings), Mutex::default());
-        Self(Arc::new(Shared { list, settings, times, clock }))
+        let steady = Mutex::new(Steady::start(Reading::of(&clock), Note::default()));
+        Self(Arc::new(Shared { list, settings, times, steady, clock }))
+    }
+
+    /// Backlog time goes on from what is stored.
+    pub(super) fn go_on(&self, stored: Note) {
+        *self.steady().1 = Steady::start(Reading::of(&self.0.clock), stored);
     }
 
     /// The topic, if any consumer has ever connected to it.
@@ -194,8 +203,20 @@ impl Topics {
         self.0.times.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn now_ms(&self) -> i64 {
+    /// The time of day, ms since the epoch.
+    pub(super) fn wall_ms(&self) -> i64 {
         self.0.clock.now_ms()
+    }
+
+    /// Backlog time and its state.
+    pub(super) fn steady(&self) -> (i64, MutexGuard<'_, Steady>) {
+        let mut steady = self.0.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        (steady.now(Reading::of(&self.0.clock)), steady)
+    }
+
+    /// Backlog time, in ms.
+    pub(super) fn now_ms(&self) -> i64 {
+        self.steady().0
     }
 
     pub(super) fn insert(&self, topic: Arc<Topic>) {
@@ -273,19 +294,39 @@ impl Topic {
         log.appended.add(1, Instant::now());
         log.ring.push_back(body);
         let mut lost = 0;
-        while log.bytes > log.policy.quota_bytes
-            && log.entries.len() > 1
-            && let Some(entry) = log.entries.pop_front()
-        {
-            log.ring.pop_front();
-            log.messages -= 1;
-            log.bytes -= u64::from(entry.len);
-            let groups = log.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut());
-            lost += groups.map(|connected| u64::from(connected.group.give_up(entry.id))).sum::<u64>();
+        while log.bytes > log.policy.quota_bytes && log.entries.len() > 1 {
+            lost += log.pop_volatile();
         }
         drop(log);
         count_lost(lost);
         self.announce(id);
+    }
+
+    /// A non-persistent topic gives up what is below `below`.
+    pub(super) fn expire_volatile(&self, below: u64) {
+        let mut log = self.log();
+        let mut expired = 0;
+        while log.entries.front().is_some_and(|entry| entry.id < below) {
+            expired += log.pop_volatile();
+        }
+        drop(log);
+        missed::count(Reason::Expired, expired);
+    }
+
+    /// All messages below `below` are gone, and so is what waited in flight for acknowledgements of them.
+    pub(super) fn cut(&self, below: u64) {
+        let mut log = self.log();
+        while log.entries.front().is_some_and(|entry| entry.id < below)
+            && let Some(entry) = log.entries.pop_front()
+        {
+            log.messages -= u64::from(entry.refs > 0);
+            log.bytes -= u64::from(entry.len);
+        }
+        log.trim();
+        for connected in log.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut()) {
+            connected.group.give_up_below(below);
+            connected.moved.send_replace(());
+        }
     }
 
     /// Bytes of the messages that wait.
@@ -379,7 +420,11 @@ impl Attached {
     pub async fn read(&self, ids: &[u64], bodies: &Bodies) -> Result<Vec<(u64, Bytes)>, StoreError> {
         let found = if self.topic.key.non_persistent { self.ring(ids) } else { bodies.read(ids).await? };
         let gone = ids.iter().filter(|id| found.binary_search_by_key(id, |(id, _)| id).is_err());
-        count_lost(gone.filter(|id| self.release(**id, |_| ())).count() as u64);
+        let lost = gone.filter(|id| self.release(**id, |_| ())).count() as u64;
+        // Of what is gone from the disk, the commit that deleted it counts who missed it.
+        if self.topic.key.non_persistent {
+            count_lost(lost);
+        }
         Ok(found)
     }
 
@@ -392,7 +437,7 @@ impl Attached {
     pub fn settle(&self, id: u64) -> bool {
         self.release(id, |counts| {
             counts.acknowledged.add(1, Instant::now());
-            counts.settled_ms = Some(self.topics.now_ms());
+            counts.settled_ms = Some(self.topics.wall_ms());
         })
     }
 
@@ -522,10 +567,34 @@ impl Log {
         self.consumers.entry(name.into()).insert_entry(consumer).into_mut()
     }
 
-    /// Moves a consumer's cursor; it does not need `ids` any more.
-    pub(super) fn settle(&mut self, consumer: &str, cursor: Cursor, ids: &[u64]) {
+    /// What waits, oldest first.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter().filter(|entry| entry.refs > 0)
+    }
+
+    /// What a consumer at `cursor` misses if everything below `below` goes; `None`: nothing.
+    pub(super) fn missed(&self, cursor: &Cursor, below: u64, reason: Reason) -> Option<Missed> {
+        let holes = cursor.holes.iter().copied().take_while(|id| *id < below);
+        let lens = holes.chain(self.ids_between(cursor.hi, below)).filter_map(|id| self.position(id));
+        let (messages, bytes) =
+            lens.fold((0, 0), |(messages, bytes), at| (messages + 1, bytes + u64::from(self.entries[at].len)));
+        (messages > 0).then_some(Missed { reason, messages, bytes })
+    }
+
+    /// Drops the oldest message of a non-persistent topic. Returns how many consumers had not been handed it.
+    fn pop_volatile(&mut self) -> u64 {
+        let Some(entry) = self.entries.pop_front() else { return 0 };
+        self.ring.pop_front();
+        self.messages -= 1;
+        self.bytes -= u64::from(entry.len);
+        let groups = self.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut());
+        groups.map(|connected| u64::from(connected.group.give_up(entry.id))).sum()
+    }
+
+    /// Moves a consumer's cursor; it acknowledged `ids`, and `missed_bytes` are gone besides.
+    pub(super) fn settle(&mut self, consumer: &str, cursor: Cursor, ids: &[u64], missed_bytes: u64) {
         let bytes = |id: &u64| self.position(*id).map_or(0, |at| u64::from(self.entries[at].len));
-        let done_bytes = ids.iter().map(bytes).sum::<u64>();
+        let done_bytes = ids.iter().map(bytes).sum::<u64>() + missed_bytes;
         let Some(consumer) = self.consumers.get_mut(consumer) else { return };
         consumer.cursor = cursor;
         consumer.done_bytes += done_bytes;
@@ -544,9 +613,14 @@ impl Log {
         }
         self.messages -= 1;
         self.bytes -= u64::from(std::mem::take(&mut entry.len));
+        self.trim();
+        true
+    }
+
+    /// What nobody needs goes from the front.
+    fn trim(&mut self) {
         while self.entries.front().is_some_and(|entry| entry.refs == 0) {
             self.entries.pop_front();
         }
-        true
     }
 }

@@ -30,8 +30,10 @@ const BATCH_COMMANDS: usize = 1024;
 const BATCH_BYTES: usize = 4 << 20;
 /// How long acknowledgements wait for company.
 const SETTLE_WAIT: Duration = Duration::from_millis(10);
-/// How long the writer must have been idle before it does housekeeping.
+/// How long the writer must have been idle before it warms up the log.
 const IDLE: Duration = Duration::from_millis(200);
+/// How long it must have been idle before each commit that only deletes.
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// Everything that one request writes; all of it or, but for the messages over a quota, nothing.
 #[derive(Default)]
@@ -307,20 +309,22 @@ impl Worker {
 
     /// Waits for a command, using the time for housekeeping.
     async fn idle(&mut self) -> Option<Command> {
-        while !self.warm || self.ledger.has_garbage() {
-            if let Ok(command) = timeout_at(Instant::now() + IDLE, self.queue.recv()).await {
+        loop {
+            let Some(rest) = (if self.warm { self.ledger.rest() } else { Some(IDLE) }) else {
+                return self.queue.recv().await;
+            };
+            if let Ok(command) = timeout_at(Instant::now() + rest.max(PAUSE), self.queue.recv()).await {
                 return command;
             }
-            if self.ledger.has_garbage() {
+            if self.warm {
                 self.commit(Vec::new()).await;
-            } else {
-                self.warm = true;
-                if let Err(error) = self.writing.warm_up().await {
-                    tracing::warn!(%error, cause = ?error, "warming up the write-ahead log failed");
-                }
+                continue;
+            }
+            self.warm = true;
+            if let Err(error) = self.writing.warm_up().await {
+                tracing::warn!(%error, cause = ?error, "warming up the write-ahead log failed");
             }
         }
-        self.queue.recv().await
     }
 
     async fn commit(&mut self, batch: Vec<Item>) {
@@ -348,9 +352,9 @@ impl Worker {
 
     /// Commits `batch` whole or not at all. A verdict for each item: messages may be rejected while objects are stored.
     async fn try_commit(&mut self, batch: &[Item]) -> Result<Vec<Result<(), Rejected>>, StoreError> {
-        let mut staged = self.ledger.stage(self.clock.now_ms());
+        let mut staged = self.ledger.stage();
         let verdicts = batch.iter().map(|item| self.stage(&mut staged, item)).collect();
-        Ledger::seal(&mut staged);
+        self.ledger.seal(&mut staged);
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
                 metrics::counter!("tidegate_commits_total").increment(1);
@@ -377,7 +381,7 @@ impl Worker {
                 self.ledger.append(staged, change.records.clone())
             }
             Item::Settle { topic, consumer, ids } => {
-                self.ledger.settle(staged, topic, consumer, ids.clone());
+                staged.settle(topic, consumer, ids.clone());
                 Ok(())
             }
         }

@@ -17,6 +17,7 @@ struct Gateway {
     topics: Topics,
     task: tokio::task::JoinHandle<Result<(), StoreError>>,
     store: SqlitePool,
+    clock: Clock,
 }
 
 const QUOTA: u64 = 1000;
@@ -24,13 +25,17 @@ const TTL: u64 = 100;
 
 impl Gateway {
     async fn open(dir: &Path) -> Self {
+        Self::open_at(dir, Clock::system()).await
+    }
+
+    async fn open_at(dir: &Path, clock: Clock) -> Self {
         let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
         let limits = BacklogLimits { quota_bytes: QUOTA, ttl_seconds: TTL, tail_bytes: 1 << 20, volatile_bytes: 100 };
-        let ledger = Ledger::load(&mut writing, readers.clone(), limits, Clock::system()).await.unwrap();
+        let ledger = Ledger::load(&mut writing, readers.clone(), limits, clock.clone()).await.unwrap();
         let topics = ledger.topics();
         let limits = ConsumerLimits { topics: 3, consumers: 2, group: GroupLimits { window: 10_000, members: 2 } };
-        let (writer, task) = Writer::spawn(writing, ledger, Clock::system(), limits);
-        Self { writer, topics, task, store: readers }
+        let (writer, task) = Writer::spawn(writing, ledger, clock.clone(), limits);
+        Self { writer, topics, task, store: readers, clock }
     }
 
     async fn close(self) {
@@ -241,6 +246,106 @@ async fn figures_tell_what_each_consumer_did() {
     let before = slow_now.last_ack_ms.unwrap();
     assert!((before..before + 60_000).contains(&slow.last_ack_ms.unwrap()), "when it was committed");
     assert!(gateway.topics.figures(Some(&"other".into())).is_empty());
+    gateway.close().await;
+}
+
+/// `count` messages of ten bytes.
+async fn append(gateway: &Gateway, topic: &Arc<TopicKey>, count: usize) {
+    gateway.writer.commit(records(vec![record(topic, 10); count])).await.unwrap();
+}
+
+const NOW: i64 = 1_800_000_000_000;
+
+#[tokio::test]
+async fn messages_past_their_time_to_live_go_for_everybody_and_in_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+    let topic = key("s");
+    let consumer = gateway.attach(&topic, "c").await.unwrap();
+    drop(gateway.attach(&topic, "away").await.unwrap());
+    append(&gateway, &topic, 3).await;
+    gateway.clock.advance(60_000);
+    append(&gateway, &topic, 2).await;
+    let ids = consumer.claim(9, 1000);
+    assert!(consumer.settle(ids[1]));
+    gateway.writer.settle(consumer.topic().clone(), "c".into(), vec![ids[1]]).await;
+
+    gateway.clock.advance(i64::try_from(TTL).unwrap() * 1_000 - 60_000 - 1);
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 5, "a moment too early");
+    gateway.clock.advance(1_001);
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 2);
+    assert!(!consumer.settle(ids[0]), "a late acknowledgement is ignored");
+    assert!(consumer.settle(ids[3]));
+    gateway.writer.settle(consumer.topic().clone(), "c".into(), vec![ids[0], ids[3]]).await;
+    gateway.writer.commit(Change::default()).await.unwrap();
+    let figures = gateway.topics.topic_figures(&topic).unwrap();
+    assert_eq!((figures.messages, figures.bytes), (2, 20));
+    let backlogs: Vec<_> = figures.consumers.iter().map(|c| (c.backlog_messages, c.backlog_bytes)).collect();
+    assert_eq!(backlogs, [(2, 20), (1, 10)]);
+    drop(consumer);
+    gateway.close().await;
+
+    // The time of day counts over a restart.
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW + 160_000 + 1)).await;
+    assert!(gateway.attach(&topic, "away").await.unwrap().claim(9, 1000).is_empty());
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
+    assert_eq!(gateway.topics.topic_figures(&topic).unwrap().bytes, 0);
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn too_old_messages_go_a_thousand_at_a_time_and_a_quiet_writer_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+    let quota = Settings { quota_bytes: Some(1 << 20), ..Settings::default() };
+    gateway.writer.set_tenant("t".into(), quota).await.unwrap();
+    for name in ["a", "b"] {
+        drop(gateway.attach(&key(name), "c").await.unwrap());
+        append(&gateway, &key(name), 1_400).await;
+    }
+    gateway.clock.advance(200_000);
+    gateway.writer.commit(Change::default()).await.unwrap();
+    let left = gateway.topics.figures(None).iter().map(|topic| topic.messages).sum::<u64>();
+    assert!(
+        (800..=1_800).contains(&left),
+        "{left} of 2800 are left: a thousand in this commit, or in the next one, too"
+    );
+    let mut rounds = 0;
+    while gateway.count("SELECT count(*) FROM msg").await > 0 {
+        rounds += 1;
+        assert!(rounds < 500, "nobody deletes the rest");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn a_clock_that_jumps_takes_no_message_away_and_keeps_none() {
+    let dir = tempfile::tempdir().unwrap();
+    const YEARS: i64 = 10 * 365 * 86_400_000;
+    let topic = key("s");
+    let mut wall_ms = NOW;
+    let mut gateway = Gateway::open_at(dir.path(), Clock::manual(wall_ms)).await;
+    drop(gateway.attach(&topic, "c").await.unwrap());
+    append(&gateway, &topic, 1).await;
+    for jump in [YEARS, -YEARS, -NOW, NOW] {
+        gateway.clock.jump(jump);
+        gateway.clock.advance(2_000);
+        wall_ms += jump + 2_000;
+        gateway.writer.commit(Change::default()).await.unwrap();
+        gateway.close().await;
+        gateway = Gateway::open_at(dir.path(), Clock::manual(wall_ms)).await;
+        gateway.writer.commit(Change::default()).await.unwrap();
+        assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1, "{jump}");
+    }
+    let age = gateway.topics.topic_figures(&topic).unwrap().oldest_age_ms.unwrap();
+    assert_eq!(age, 8_000);
+    gateway.clock.jump(-YEARS);
+    gateway.clock.advance(100_000);
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
     gateway.close().await;
 }
 

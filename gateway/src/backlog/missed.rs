@@ -1,0 +1,32 @@
+//! What a consumer did not get, and why.
+
+/// Why messages are gone that a consumer had not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reason {
+    /// They were older than the time to live.
+    Expired,
+}
+
+impl Reason {
+    /// As in metrics.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Expired => "expired",
+        }
+    }
+}
+
+/// Messages that a consumer had not acknowledged and that are gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Missed {
+    pub(super) reason: Reason,
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+}
+
+/// Counts messages that consumers miss.
+pub(super) fn count(reason: Reason, messages: u64) {
+    if messages > 0 {
+        metrics::counter!("tidegate_messages_dropped_total", "reason" => reason.as_str()).increment(messages);
+    }
+}
