@@ -20,6 +20,7 @@ mod measurements;
 mod notifications;
 mod objects;
 mod openapi;
+mod operator;
 mod plugins;
 mod shaping;
 mod shared;

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::socket::Socket;
+use crate::telemetry::{Connected, tls_handshakes_failed};
 
 /// Bytes that are read ahead of a connection; a head that does not fit is 431.
 const HEAD_BYTES: usize = 64 << 10;
@@ -59,7 +60,7 @@ impl Http {
     /// Serves until `stop` ends; then closes the listener and returns when the requests at hand are answered.
     /// Upgraded connections are not waited for. Requests carry the [`Scheme`] that they came by as an extension.
     pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
-        let scheme = if self.tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP };
+        let (scheme, kind) = if self.tls.is_some() { (Scheme::HTTPS, "https") } else { (Scheme::HTTP, "http") };
         let service = TowerToHyperService::new(router.layer(Extension(scheme)));
         let connections = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(limits.connections));
@@ -84,7 +85,9 @@ impl Http {
                 }
             };
             let (service, tls, stop, upgraded) = (service.clone(), self.tls.clone(), stop.clone(), socket.upgraded());
+            let connected = Connected::new(kind);
             connections.spawn(async move {
+                let _connected = connected;
                 match tls {
                     None => speak(socket, service, limits, stop, &upgraded).await,
                     Some(tls) => {
@@ -92,11 +95,13 @@ impl Http {
                             () = stop.cancelled() => return,
                             shaken = tokio::time::timeout(limits.head, tls.accept(socket)) => shaken,
                         };
-                        match shaken {
-                            Ok(Ok(stream)) => speak(stream, service, limits, stop, &upgraded).await,
-                            Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-                            Err(_) => tracing::debug!("a TLS handshake took too long"),
-                        }
+                        let error = match shaken {
+                            Ok(Ok(stream)) => return speak(stream, service, limits, stop, &upgraded).await,
+                            Ok(Err(error)) => error,
+                            Err(late) => late.into(),
+                        };
+                        tls_handshakes_failed().increment(1);
+                        tracing::debug!(%error, "a TLS handshake failed");
                     }
                 }
             });

@@ -18,6 +18,7 @@ use crate::message::{Message, Tenant};
 use crate::platform::{Sources, TooMany, parse_id};
 use crate::plugin::{Fault, Instance, Plugins};
 use crate::subscription::{Index, Route};
+use crate::telemetry::requests_refused;
 use crate::writer::{Answer, Change, Refused, Writer};
 use crate::{consumer, dispatch};
 
@@ -116,8 +117,18 @@ impl Pipeline {
     pub async fn submit(&self, tenant: &Tenant, request: Request) -> Result<(), Refused> {
         let (answer, outcome) = oneshot::channel();
         let queue = self.queue(tenant);
-        queue.send(Admitted { request, answer }).await.map_err(|_| Refused::Stopping)?;
-        outcome.await.unwrap_or(Err(Refused::Stopping))
+        let outcome = match queue.send(Admitted { request, answer }).await {
+            Ok(()) => outcome.await.unwrap_or(Err(Refused::Stopping)),
+            Err(_) => Err(Refused::Stopping),
+        };
+        outcome.inspect_err(|refused| requests_refused(refused.reason()).increment(1))
+    }
+
+    /// How many requests of each tenant wait for their turn.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<(Tenant, usize)> {
+        let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        queues.iter().map(|(tenant, queue)| (tenant.clone(), queue.max_capacity() - queue.capacity())).collect()
     }
 
     /// Takes no more requests and returns when the queued ones have been handed to the writer.

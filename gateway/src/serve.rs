@@ -227,11 +227,7 @@ struct FirstAdmin {
 }
 
 /// Opens the store and starts the rooms, from the disk outwards.
-async fn build(
-    config: Config,
-    data: &Path,
-    metrics: metrics_exporter_prometheus::PrometheusHandle,
-) -> anyhow::Result<Gateway> {
+async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyhow::Result<Gateway> {
     let clock = Clock::system();
     let plugins = start_plugins(&config, data);
     let Store { writer: mut writing, readers } = Store::open(data, config.store.max_bytes)
@@ -273,12 +269,13 @@ async fn build(
         pipeline: Pipeline::new(
             index.clone(),
             sources.clone(),
-            topics,
+            topics.clone(),
             plugins.clone(),
             writer.clone(),
             pipeline_limits,
         ),
         sources,
+        topics,
         ids,
         objects: KeyedLocks::new(),
         external_ids: KeyedLocks::new(),
@@ -290,6 +287,7 @@ async fn build(
         bodies,
         epochs: Epochs::new(),
         metrics,
+        refused_logins: api::RefusedLogins::default(),
         stopping,
         consumers: tokio_util::task::TaskTracker::new(),
         lists: tokio::sync::Semaphore::new(api::LISTS),

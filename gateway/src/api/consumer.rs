@@ -20,6 +20,7 @@ use crate::backlog::Connecting;
 use crate::consumer::Kind;
 use crate::deliver::websocket::{self, Conditions};
 use crate::dispatch::{Delivery, HEADER_BYTES};
+use crate::telemetry::Connected;
 
 /// Longest `consumer` name, in characters.
 const NAME_CHARS: usize = 255;
@@ -29,7 +30,7 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
     if request.method() != Method::GET || request.version() != Version::HTTP_11 || !request.body().is_end_stream() {
         return Err(ApiError::bad_request("An upgrade is a GET of HTTP/1.1 without a body."));
     }
-    let claims = tokens::verify(&app, request.uri())?;
+    let claims = tokens::verify(&app, request.uri()).map_err(|unverified| unverified.refuse(&app))?;
     let who = Connecting {
         topic: tokens::topic(&claims),
         consumer: claims.subscriber.as_str().into(),
@@ -49,6 +50,7 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
         // A peer that is gone by now gives its place back.
         let Ok(upgraded) = upgrade.await else { return };
         let config = Some(websocket::config(frame_bytes));
+        let _connected = Connected::new("websocket");
         let socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, config).await;
         websocket::serve(socket, delivery, writer, conditions).await;
     });

@@ -7,6 +7,7 @@ mod cors;
 mod discovery;
 mod error;
 mod events;
+mod figures;
 mod identity;
 mod inventory;
 mod measurements;
@@ -24,7 +25,7 @@ mod users;
 use std::borrow::Cow;
 use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, State};
@@ -48,7 +49,7 @@ pub(crate) use subscriptions::load as load_subscriptions;
 pub(crate) use tenants::ADMIN;
 
 use crate::auth::{Authenticator, ConsumerTokens, Principal, Role};
-use crate::backlog::Bodies;
+use crate::backlog::{Bodies, Topics};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::dispatch::Epochs;
@@ -62,6 +63,7 @@ use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::subscription::Index;
+use crate::telemetry::{Metrics, Throttle, logins_refused};
 use crate::writer::Writer;
 
 /// A body takes a piece of the common budget for each such part beyond the first.
@@ -96,6 +98,8 @@ pub struct App {
     pub external_ids: KeyedLocks<(Tenant, ExternalId)>,
     /// Locks on tenants whose users are being changed; the gateway's own stands for the set of all tenants as well.
     pub accounts: KeyedLocks<Tenant>,
+    /// Topics with a consumer.
+    pub topics: Topics,
     /// Subscriptions in force.
     pub index: Arc<Index>,
     /// Held while subscriptions are made or deleted.
@@ -111,7 +115,9 @@ pub struct App {
     /// Tells connections apart.
     pub epochs: Epochs,
     /// Renders `/metrics`.
-    pub metrics: metrics_exporter_prometheus::PrometheusHandle,
+    pub metrics: Metrics,
+    /// Logins that were refused.
+    pub refused_logins: RefusedLogins,
     /// Ends when consumers have to close.
     pub stopping: CancellationToken,
     /// Consumers that are connected.
@@ -143,6 +149,7 @@ impl FromRequestParts<Arc<App>> for Caller {
         refuse_foreign_origin(&app.config, parts)?;
         let header = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
         let principal = app.auth.basic(header).await.map_err(|error| {
+            app.refused_logins.count(error.reason());
             // Clients that send this do not want a browser's own dialog.
             let quiet =
                 parts.headers.get("UseXBasic").is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"true"));
@@ -150,6 +157,25 @@ impl FromRequestParts<Arc<App>> for Caller {
             if quiet { error } else { error.with_challenge() }
         })?;
         Ok(Self { principal, base_url: base_url(&app.config, parts)? })
+    }
+}
+
+/// Counts refused logins, and tells the log of at most one in a second: there may be a flood of them. Nothing of the credentials
+/// is told, since people confuse the fields for names and passwords.
+pub struct RefusedLogins(Throttle);
+
+impl Default for RefusedLogins {
+    fn default() -> Self {
+        Self(Throttle::new(1))
+    }
+}
+
+impl RefusedLogins {
+    fn count(&self, reason: &'static str) {
+        logins_refused(reason).increment(1);
+        if let Some(suppressed) = self.0.pass(Instant::now()) {
+            tracing::warn!(reason, suppressed, "a login was refused");
+        }
     }
 }
 

@@ -1,23 +1,54 @@
 //! What operators and their tools ask: health and metrics.
 
-use axum::extract::State;
-use hyper::StatusCode;
+use std::time::Duration;
 
-use super::{ApiError, AppState, Caller};
+use axum::extract::{FromRequestParts as _, Request, State};
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
+use hyper::header::CONTENT_TYPE;
+
+use super::{ApiError, App, AppState, Caller, figures};
 use crate::auth::Role;
+use crate::store::Size;
+
+/// How long a scrape waits for the sizes of the database; it goes without them then.
+const SIZE_WAIT: Duration = Duration::from_secs(2);
+/// The text format of Prometheus (docs of the exposition formats).
+const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The process answers.
 pub(super) async fn live() -> &'static str {
     "ok\n"
 }
 
-/// The gateway takes requests: not any more once it is stopping.
-pub(super) async fn ready(State(app): AppState) -> (StatusCode, &'static str) {
-    if app.stopping.is_cancelled() { (StatusCode::SERVICE_UNAVAILABLE, "stopping\n") } else { (StatusCode::OK, "ok\n") }
+/// The gateway takes requests, or why it does not.
+pub(super) async fn ready(State(app): AppState) -> (StatusCode, String) {
+    match trouble(&app) {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+    }
+}
+
+/// Why the gateway should get no requests now.
+pub(super) fn trouble(app: &App) -> Option<String> {
+    if app.stopping.is_cancelled() {
+        return Some("the gateway is stopping".to_owned());
+    }
+    app.writer.health().err().map(|unwell| unwell.to_string())
 }
 
 /// Metrics in Prometheus' text format.
-pub(super) async fn metrics(State(app): AppState, caller: Caller) -> Result<String, ApiError> {
-    caller.require(Role::TidegateOperator)?;
-    Ok(app.metrics.render())
+pub(super) async fn metrics(State(app): AppState, request: Request) -> Result<Response, ApiError> {
+    if !app.config.metrics.public {
+        Caller::from_request_parts(&mut request.into_parts().0, &app).await?.require(Role::TidegateOperator)?;
+    }
+    let size = tokio::time::timeout(SIZE_WAIT, Size::of(&app.store)).await;
+    let size = size.ok().and_then(Result::ok);
+    // With thousands of series it takes milliseconds, which others would wait for.
+    let render = move || app.metrics.render(|| figures::observe(&app, size.as_ref()));
+    let text = tokio::task::spawn_blocking(render).await.map_err(|error| {
+        tracing::error!(%error, "the metrics could not be rendered");
+        ApiError::internal("the metrics could not be rendered")
+    })?;
+    Ok(([(CONTENT_TYPE, TEXT_FORMAT)], text).into_response())
 }

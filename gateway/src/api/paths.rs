@@ -9,7 +9,7 @@ const EXTERNAL_IDS: &str = "/identity/externalIds/";
 
 /// Drops the empty segments of a path: c8y_api 3.7.3 creates alarms at `/alarm/alarms/` and updates them at `/alarm/alarms//1`,
 /// and consumers connect to `/notification2/consumer/` as well as without the last slash.
-pub(super) async fn without_empty_segments(mut request: Request) -> Request {
+pub(super) fn without_empty_segments(mut request: Request) -> Request {
     if let Some(uri) = cleaned(request.uri()) {
         *request.uri_mut() = uri;
     }

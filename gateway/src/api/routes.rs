@@ -14,6 +14,7 @@ use super::{
     operations, operator, paths, subscriptions, tenants, tokens, users,
 };
 use crate::platform::relation::Kind;
+use crate::telemetry::count;
 
 /// A path and what it answers.
 pub(super) struct Route {
@@ -39,8 +40,14 @@ pub fn router(app: Arc<App>) -> Router {
         router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
     }
     // Whatever changes the path has to stand before the routes.
-    let changed = middleware::map_request(paths::without_empty_segments);
-    Router::new().fallback_service(router.with_state(app)).layer(changed)
+    Router::new().fallback_service(router.with_state(app)).layer(middleware::from_fn(at_the_door))
+}
+
+/// What holds for every request.
+async fn at_the_door(request: Request, next: Next) -> Response {
+    let response = next.run(paths::without_empty_segments(request)).await;
+    count().response(response.status());
+    response
 }
 
 /// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and

@@ -80,7 +80,7 @@ pub(super) async fn unsubscribe(State(app): AppState, uri: Uri) -> Result<Respon
     let claims = match verify(&app, &uri) {
         Ok(claims) => claims,
         Err(Unverified::Token(TokenError::Expired { claims, .. })) => claims,
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error.refuse(&app)),
     };
     let topic = topic(&claims);
     if app.writer.unsubscribe(topic, &claims.subscriber).await? {
@@ -100,12 +100,16 @@ pub(super) enum Unverified {
     Token(TokenError),
 }
 
-impl From<Unverified> for ApiError {
-    fn from(error: Unverified) -> Self {
-        match error {
-            Unverified::Missing => AuthError::Missing.into(),
-            Unverified::Token(error) => error.into(),
-        }
+impl Unverified {
+    /// The refusal, which is counted.
+    pub(super) fn refuse(self, app: &App) -> ApiError {
+        let (reason, error) = match self {
+            Self::Missing => (AuthError::Missing.reason(), AuthError::Missing.into()),
+            Self::Token(error @ TokenError::Expired { .. }) => ("token_expired", error.into()),
+            Self::Token(error) => ("token", error.into()),
+        };
+        app.refused_logins.count(reason);
+        error
     }
 }
 

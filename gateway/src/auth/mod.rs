@@ -77,6 +77,18 @@ impl AuthError {
         }
     }
 
+    /// The reason in metrics and logs.
+    #[must_use]
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Missing => "missing",
+            Self::BadCredentials => "credentials",
+            Self::NotAllowed(_) => "role",
+            Self::Password => "password",
+            Self::Busy => "busy",
+        }
+    }
+
     /// The `error` member of the platform's error body.
     #[must_use]
     pub fn id(self) -> &'static str {

@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, Group, GroupLimits, Kind, Listed, MemberId, Settled, Slot};
 use crate::message::Tenant;
 use crate::store::StoreError;
+use crate::telemetry::{count, messages_lost};
 
 /// A non-persistent topic's ids are the time in ms and these bits: more messages than a commit takes fit into a millisecond.
 pub(super) const VOLATILE_ID_BITS: u32 = 20;
@@ -410,9 +411,12 @@ impl Attached {
             entries.range(start..).map(Entry::listed)
         };
         let claimed = connected.group.claim(self.member, most, bytes, list);
+        let again = claimed.iter().filter(|id| counts.returned.remove(id)).count() as u64;
         counts.delivered += claimed.len() as u64;
-        counts.redelivered += claimed.iter().filter(|id| counts.returned.remove(id)).count() as u64;
+        counts.redelivered += again;
         delivered.add(claimed.len() as u64, Instant::now());
+        count().messages_delivered.increment(claimed.len() as u64);
+        count().messages_redelivered.increment(again);
         claimed
     }
 
@@ -437,6 +441,7 @@ impl Attached {
     pub fn settle(&self, id: u64) -> bool {
         self.release(id, |counts| {
             counts.acknowledged.add(1, Instant::now());
+            count().messages_acknowledged.increment(1);
             counts.settled_ms = Some(self.topics.wall_ms());
         })
     }
@@ -538,7 +543,7 @@ fn position(entries: &VecDeque<Entry>, id: u64) -> Option<usize> {
 
 fn count_lost(messages: u64) {
     if messages > 0 {
-        metrics::counter!("tidegate_messages_lost_total", "reason" => "lag").increment(messages);
+        messages_lost("lag").increment(messages);
     }
 }
 

@@ -91,6 +91,9 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("retention.alarms_days", Kind::Number(1..=36_500)),
     ("retention.operations_days", Kind::Number(1..=36_500)),
     ("store.max_bytes", Kind::Number(MIB..=1_024 * GIB)),
+    ("metrics.public", Kind::Flag),
+    ("metrics.topics", Kind::Number(0..=1_000_000)),
+    ("metrics.consumers", Kind::Number(0..=1_000_000)),
     ("log.filter", Kind::Filter),
     ("log.format", Kind::Choice(&["text", "json"])),
 ];

@@ -33,6 +33,8 @@ pub struct Config {
     pub retention: Retention,
     /// The file that holds everything.
     pub store: Store,
+    /// What operators' tools see.
+    pub metrics: Metrics,
     /// The log.
     pub log: Log,
 }
@@ -243,6 +245,18 @@ pub struct Store {
     pub max_bytes: u64,
 }
 
+/// `metrics`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Metrics {
+    /// Whether `/metrics` is for everybody, without a login.
+    pub public: bool,
+    /// Topics that have series of their own.
+    pub topics: usize,
+    /// Consumers that have series of their own, over all topics.
+    pub consumers: usize,
+}
+
 /// `log`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -349,6 +363,12 @@ impl Default for Retention {
 impl Default for Store {
     fn default() -> Self {
         Self { max_bytes: 2_048 * MIB as u64 }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { public: false, topics: 1_000, consumers: 1_000 }
     }
 }
 

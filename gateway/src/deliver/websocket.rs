@@ -1,7 +1,9 @@
 //! The WebSocket of one consumer (seed 001, "Consumer protocol").
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::future::poll_fn;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use futures_util::stream::{SplitSink, SplitStream};
@@ -14,7 +16,9 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_util::sync::CancellationToken;
 
+use crate::backlog::TopicKey;
 use crate::dispatch::{Acknowledged, Delivery};
+use crate::telemetry::{Throttle, acknowledgements_ignored};
 use crate::writer::Writer;
 
 /// The in-band command that unsubscribes the consumer; the server then closes without another answer.
@@ -47,14 +51,33 @@ pub fn config(frame_bytes: usize) -> WebSocketConfig {
         .max_write_buffer_size(frame_bytes + (1 << 20))
 }
 
+/// Lines on consumers that come and go, in a second. A client that reconnects in a loop must not flood the log.
+const LINES: u32 = 20;
+
+static COMING_AND_GOING: LazyLock<Throttle> = LazyLock::new(|| Throttle::new(LINES));
+
 /// Why the loop ended.
 enum End {
-    /// The peer closed or vanished.
+    /// The peer closed.
     Gone,
+    /// The peer vanished, or does not speak the protocol.
+    Lost(Error),
     /// We close, with this code and reason.
     Close(CloseCode, &'static str),
     /// The consumer asked to be unsubscribed.
     Unsubscribe,
+}
+
+/// For the log. What the peer has sent is not in it.
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gone => f.write_str("closed by the client"),
+            Self::Lost(error) => error.fmt(f),
+            Self::Close(_, reason) => f.write_str(reason),
+            Self::Unsubscribe => f.write_str("unsubscribed by the client"),
+        }
+    }
 }
 
 /// The sending half, with what has been rendered and not yet been taken by the socket.
@@ -75,9 +98,17 @@ where
 {
     let (sink, mut incoming) = socket.split();
     let mut outgoing = Outgoing { sink, outbox: VecDeque::new(), flushed: true, active: Instant::now() };
+    let began = Instant::now();
+    tell(&delivery, |TopicKey { tenant, name, non_persistent }, consumer, suppressed| {
+        tracing::info!(%tenant, topic = name, non_persistent, consumer, suppressed, "consumer connected");
+    });
     let end = exchange(&mut outgoing, &mut incoming, &mut delivery, &writer, &conditions).await;
+    tell(&delivery, |TopicKey { tenant, name, non_persistent }, consumer, suppressed| {
+        let seconds = began.elapsed().as_secs();
+        tracing::info!(%tenant, topic = name, non_persistent, consumer, reason = %end, seconds, suppressed, "consumer disconnected");
+    });
     let (code, reason) = match end {
-        End::Gone => return,
+        End::Gone | End::Lost(_) => return,
         End::Close(code, reason) => (code, reason),
         End::Unsubscribe => {
             let topic = delivery.attached.topic().key().clone();
@@ -110,7 +141,6 @@ where
             match delivery.next().await {
                 Ok(frames) => {
                     more = !frames.is_empty();
-                    metrics::counter!("tidegate_messages_delivered_total").increment(frames.len() as u64);
                     outgoing.outbox.extend(frames.into_iter().map(Message::text));
                 }
                 Err(error) => {
@@ -128,7 +158,8 @@ where
                 let first = match first {
                     Some(Ok(first)) => first,
                     Some(Err(Error::Capacity(_))) => return End::Close(CloseCode::Size, "the message is too large"),
-                    Some(Err(_)) | None => return End::Gone,
+                    Some(Err(error)) => return End::Lost(error),
+                    None => return End::Gone,
                 };
                 let heard = hear(incoming, first, delivery);
                 if heard.active {
@@ -146,8 +177,8 @@ where
                 }
             }
             sent = outgoing.drain(), if !outgoing.outbox.is_empty() || !outgoing.flushed => {
-                if sent.is_err() {
-                    return End::Gone;
+                if let Err(error) = sent {
+                    return End::Lost(error);
                 }
             }
             changed = delivery.attached.changed(), if !more => more = changed,
@@ -161,9 +192,15 @@ where
     }
 }
 
+/// Hands the topic and the consumer to `line`, with the number of lines left out before, if there is room in the log.
+fn tell(delivery: &Delivery, line: impl FnOnce(&TopicKey, &str, u64)) {
+    if let Some(suppressed) = COMING_AND_GOING.pass(std::time::Instant::now()) {
+        line(delivery.attached.topic().key(), delivery.attached.consumer(), suppressed);
+    }
+}
+
 async fn settle(writer: &Writer, delivery: &Delivery, ids: Vec<u64>) {
     if !ids.is_empty() {
-        metrics::counter!("tidegate_messages_acknowledged_total").increment(ids.len() as u64);
         let attached = &delivery.attached;
         writer.settle(attached.topic().clone(), attached.consumer().into(), ids).await;
     }
@@ -176,10 +213,6 @@ struct Heard {
     active: bool,
     unsubscribe: bool,
     closed: bool,
-}
-
-fn ignored(reason: &'static str) {
-    metrics::counter!("tidegate_acks_ignored_total", "reason" => reason).increment(1);
 }
 
 /// Takes `first` and whatever else has arrived, so that acknowledgements travel in company.
@@ -200,13 +233,13 @@ where
                 }
                 match delivery.acknowledge(text) {
                     Acknowledged::Message(id) => heard.settled.push(id),
-                    Acknowledged::Unknown => ignored("unknown"),
-                    Acknowledged::Garbage => ignored("garbage"),
+                    Acknowledged::Unknown => acknowledgements_ignored("unknown").increment(1),
+                    Acknowledged::Garbage => acknowledgements_ignored("garbage").increment(1),
                 }
             }
             // Tungstenite answers pings by itself, ahead of what is queued here.
             Message::Ping(_) => heard.active = true,
-            Message::Binary(_) => ignored("binary"),
+            Message::Binary(_) => acknowledgements_ignored("binary").increment(1),
             Message::Pong(_) | Message::Frame(_) => {}
             Message::Close(_) => {
                 heard.closed = true;

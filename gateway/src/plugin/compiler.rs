@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
+use metrics::Counter;
 use nix::sys::resource::{Resource, setrlimit};
 use wasmtime::Engine;
 
@@ -45,10 +46,14 @@ impl Compiler {
             Self::Here => precompile(engine, wasm),
             Self::Child(program) => in_child(program, limits, wasm),
         }?;
-        metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin).increment(1);
+        compilations(plugin).increment(1);
         tracing::info!(plugin, milliseconds = started.elapsed().as_millis(), "plugin compiled");
         Ok(code)
     }
+}
+
+pub(super) fn compilations(plugin: &'static str) -> Counter {
+    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin)
 }
 
 fn precompile(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {

@@ -9,9 +9,9 @@ use wasmtime::{ResourceLimiter, Result};
 
 use super::bindings::filter::tidegate::plugin::{body_access, log, types};
 use super::pointer::{self, Found};
-use super::throttle::Throttle;
 use super::{Instance, PluginLimits};
 use crate::message::Message;
+use crate::telemetry::Throttle;
 
 /// Bytes of a guest's text that reach a user or the log.
 const TEXT_BYTES: usize = 512;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use metrics::{Counter, Histogram};
 use serde_json::value::RawValue;
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Engine, Store, Trap, UpdateDeadline};
@@ -14,12 +15,13 @@ use super::bindings::filter::tidegate::plugin::types::{Body, BodyForm, Meta, Met
 use super::bindings::filter::{Filter, FilterPre};
 use super::bindings::transform::exports::tidegate::plugin::transforming;
 use super::bindings::transform::{Transform, TransformPre};
+use super::compiler::compilations;
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
-use super::throttle::Throttle;
 use super::{BuiltIn, Fault, Instance, PluginLimits};
 use crate::message::Message;
+use crate::telemetry::{Throttle, at_zero};
 
 const COMPONENT_HANDLES: usize = 1000;
 /// Pointers that a filter may have extracted from each message.
@@ -28,6 +30,9 @@ const POINTERS: usize = 32;
 /// A plugin that is compiled, linked and ready to make instances of.
 pub(super) struct Loaded {
     world: World,
+    pub(super) messages: Counter,
+    /// Of a batch, tries included.
+    pub(super) seconds: Histogram,
     /// Keeps faults from flooding the log.
     pub(super) faults: Throttle,
     /// Keeps the guest's own lines from flooding the log.
@@ -46,12 +51,22 @@ impl Loaded {
             BuiltIn::TypeFilter => World::filter(engine, component),
             BuiltIn::FragmentsToCopy => World::transform(engine, component),
         };
+        let name = plugin.name();
+        compilations(name).increment(0);
+        at_zero(|kind| faulted(name, kind), &Fault::KINDS);
         Ok(Self {
+            messages: metrics::counter!("tidegate_plugin_messages_total", "plugin" => name),
+            seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => name),
             world: world.map_err(|error| format!("{error:#}"))?,
             faults: Throttle::new(1),
             lines: Arc::new(Throttle::new(lines)),
         })
     }
+}
+
+/// Counts the faults of a plugin.
+pub(super) fn faulted(plugin: &'static str, kind: &'static str) -> Counter {
+    metrics::counter!("tidegate_plugin_faults_total", "plugin" => plugin, "kind" => kind)
 }
 
 impl World {

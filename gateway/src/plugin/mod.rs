@@ -14,7 +14,6 @@ mod pointer;
 mod pool;
 #[cfg(test)]
 mod tests;
-mod throttle;
 
 use std::fmt;
 use std::fs::File;
@@ -213,6 +212,9 @@ pub enum Fault {
 }
 
 impl Fault {
+    /// What [`Fault::kind`] may say.
+    pub(crate) const KINDS: [&str; 7] = ["trap", "deadline", "memory", "wrong_length", "output", "refused", "stopped"];
+
     /// The kind in metrics.
     #[must_use]
     pub fn kind(&self) -> &'static str {

@@ -14,7 +14,7 @@ use wasmtime::Engine;
 
 use super::engine::Clock;
 use super::host::Batch;
-use super::instance::{Live, Loaded, Work};
+use super::instance::{Live, Loaded, Work, faulted};
 use super::{Fault, Instance, PluginError, PluginLimits};
 use crate::message::Message;
 
@@ -313,11 +313,9 @@ impl Shared {
     }
 
     fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>, time: Duration) {
-        let plugin = instance.plugin().name();
-        metrics::counter!("tidegate_plugin_batches_total", "plugin" => plugin).increment(1);
-        metrics::counter!("tidegate_plugin_messages_total", "plugin" => plugin).increment(answers.len() as u64);
-        let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        metrics::counter!("tidegate_plugin_microseconds_total", "plugin" => plugin).increment(micros);
+        let loaded = &self.loaded[instance.plugin() as usize];
+        loaded.messages.increment(answers.len() as u64);
+        loaded.seconds.record(time);
         for fault in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             self.report(instance, fault);
         }
@@ -325,7 +323,7 @@ impl Shared {
 
     fn report(&self, instance: &Instance, fault: &Fault) {
         let plugin = instance.plugin().name();
-        metrics::counter!("tidegate_plugin_faults_total", "plugin" => plugin, "kind" => fault.kind()).increment(1);
+        faulted(plugin, fault.kind()).increment(1);
         let loaded = &self.loaded[instance.plugin() as usize];
         if let Some(suppressed) = loaded.faults.pass(Instant::now()) {
             let (tenant, kind) = (instance.tenant(), fault.kind());

@@ -3,6 +3,7 @@
 //! In: a [`Transaction`], all rows of one commit. Out: committed, or a [`StoreError`] and nothing written.
 //! This room knows SQL and files; it does not know what the rows mean to anybody.
 
+mod size;
 mod transaction;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions as _, Connection as _, Executor as _, SqlitePool};
 
+pub use size::Size;
 pub use transaction::{CursorRow, MessageRow, ObjectRow, Statement, Transaction, Value};
 
 /// Name of the database file in the data directory.

@@ -7,6 +7,7 @@
 //! acknowledgements without company wait up to [`SETTLE_WAIT`] for more (they need no answer).
 //! If a batch fails, its commands are committed one at a time, so that only the culprit gets the error.
 
+mod health;
 #[cfg(test)]
 mod tests;
 
@@ -16,11 +17,16 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
+pub use health::Unwell;
+
+use health::Health;
+
 use crate::backlog::{Attached, Connecting, Ledger, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey};
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
 use crate::message::Tenant;
-use crate::store::{ObjectRow, Statement, StoreError, Writing};
+use crate::store::{ObjectRow, Statement, StoreError, Transaction, Writing};
+use crate::telemetry::{commits_failed, count};
 
 /// Commands that wait; beyond that their senders wait.
 const QUEUE: usize = 1024;
@@ -101,6 +107,23 @@ pub enum Refused {
     Stopping,
 }
 
+impl Refused {
+    /// The reason in metrics.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Rejected(Rejected::QuotaFull { .. }) => "quota",
+            Self::FrameTooLarge { .. } => "frame",
+            Self::FanOut { .. } => "fan_out",
+            Self::Ancestors { .. } => "ancestors",
+            Self::Plugin { .. } => "plugin",
+            Self::Full => "full",
+            Self::Failed => "failed",
+            Self::Stopping => "stopping",
+        }
+    }
+}
+
 /// Why a consumer cannot connect.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum AttachError {
@@ -119,6 +142,7 @@ pub enum AttachError {
 #[derive(Clone)]
 pub struct Writer {
     commands: mpsc::Sender<Command>,
+    health: Health,
 }
 
 /// Where the outcome of a change goes, once it is on disk.
@@ -153,8 +177,30 @@ impl Writer {
         limits: ConsumerLimits,
     ) -> (Self, tokio::task::JoinHandle<Result<(), StoreError>>) {
         let (commands, queue) = mpsc::channel(QUEUE);
-        let worker = Worker { writing, ledger, clock, limits, queue, held: None, places: Vec::new(), warm: false };
-        (Self { commands }, tokio::spawn(worker.run()))
+        let health = Health::default();
+        let worker = Worker {
+            writing,
+            ledger,
+            clock,
+            limits,
+            queue,
+            held: None,
+            places: Vec::new(),
+            warm: false,
+            health: health.clone(),
+        };
+        (Self { commands, health }, tokio::spawn(worker.run()))
+    }
+
+    /// Whether it commits what it is given, as far as the last commits tell.
+    pub fn health(&self) -> Result<(), Unwell> {
+        self.health.check(Instant::now())
+    }
+
+    /// How many commands wait.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.commands.max_capacity() - self.commands.capacity()
     }
 
     /// Queues the changes of one turn, in order. Returns when they are queued; the answers follow the commit.
@@ -236,6 +282,7 @@ struct Worker {
     /// Of the turns in the batch at hand.
     places: Vec<OwnedSemaphorePermit>,
     warm: bool,
+    health: Health,
 }
 
 /// A part of a batch that succeeds or fails by itself.
@@ -247,6 +294,7 @@ enum Item {
 impl Worker {
     async fn run(mut self) -> Result<(), StoreError> {
         while let Some(batch) = self.collect().await {
+            self.health.works(Instant::now());
             self.commit(batch).await;
             self.places.clear();
             match self.held.take() {
@@ -310,6 +358,7 @@ impl Worker {
     /// Waits for a command, using the time for housekeeping.
     async fn idle(&mut self) -> Option<Command> {
         loop {
+            self.health.rests();
             let Some(rest) = (if self.warm { self.ledger.rest() } else { Some(IDLE) }) else {
                 return self.queue.recv().await;
             };
@@ -355,17 +404,20 @@ impl Worker {
         let mut staged = self.ledger.stage();
         let verdicts = batch.iter().map(|item| self.stage(&mut staged, item)).collect();
         self.ledger.seal(&mut staged);
+        let began = Instant::now();
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
-                metrics::counter!("tidegate_commits_total").increment(1);
-                metrics::counter!("tidegate_messages_appended_total")
-                    .increment(staged.transaction.messages.len() as u64);
-                metrics::counter!("tidegate_objects_stored_total")
-                    .increment((staged.transaction.measurements.len() + staged.transaction.events.len()) as u64);
+                if !staged.transaction.is_empty() {
+                    self.health.commits();
+                    account(&staged.transaction, batch.len(), began.elapsed());
+                }
                 self.ledger.committed(staged);
                 Ok(verdicts)
             }
             Err(error) => {
+                let refused = refused(&error);
+                commits_failed(refused.reason()).increment(1);
+                self.health.fails(refused);
                 self.ledger.failed(staged);
                 Err(error)
             }
@@ -422,6 +474,15 @@ impl Change {
             + self.statements.iter().map(Statement::bytes).sum::<usize>()
             + self.records.iter().map(|record| record.body.len()).sum::<usize>()
     }
+}
+
+/// Counts what a commit has written, of so many commands, in this time.
+fn account(transaction: &Transaction, commands: usize, time: Duration) {
+    let count = count();
+    count.commit_seconds.record(time);
+    count.commit_commands.record(commands as f64);
+    count.messages_appended.increment(transaction.messages.len() as u64);
+    count.objects_stored.increment((transaction.measurements.len() + transaction.events.len()) as u64);
 }
 
 /// The verdict on an item that was committed alone.

@@ -1,4 +1,4 @@
-//! Keeps what a plugin causes from flooding the log.
+//! Keeps what others cause from flooding the log.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Lets so many pass in a second, and counts the others.
-pub(super) struct Throttle {
+pub(crate) struct Throttle {
     per_second: u32,
     state: Mutex<State>,
 }
@@ -18,13 +18,13 @@ struct State {
 }
 
 impl Throttle {
-    pub(super) fn new(per_second: u32) -> Self {
+    pub(crate) fn new(per_second: u32) -> Self {
         let state = State { since: Instant::now(), passed: 0, suppressed: 0 };
         Self { per_second, state: Mutex::new(state) }
     }
 
     /// Some number of those suppressed since the last that passed, if this one may pass.
-    pub(super) fn pass(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn pass(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(state.since) >= WINDOW {
             (state.since, state.passed) = (now, 0);

@@ -1,0 +1,67 @@
+//! How large the database is, and how much room it has.
+
+use std::path::PathBuf;
+
+use nix::sys::statvfs::statvfs;
+use sqlx::SqlitePool;
+
+use super::StoreError;
+
+/// Sizes in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// The database without its write-ahead log.
+    pub database: u64,
+    /// Pages of it that nothing is in.
+    pub free: u64,
+    /// The file of the write-ahead log.
+    pub wal: u64,
+    /// What the file system still gives; `None` where it does not say.
+    pub available: Option<u64>,
+}
+
+impl Size {
+    /// As one of the readers and the file system tell it.
+    pub async fn of(readers: &SqlitePool) -> Result<Self, StoreError> {
+        let (page, pages, free): (i64, i64, i64) = sqlx::query_as(
+            "SELECT page_size, page_count, freelist_count
+             FROM pragma_page_size, pragma_page_count, pragma_freelist_count",
+        )
+        .fetch_one(readers)
+        .await?;
+        let bytes = |pages: i64| (pages * page).unsigned_abs();
+        let file = readers.connect_options().get_filename().to_owned();
+        let mut wal = file.clone().into_os_string();
+        wal.push("-wal");
+        let wal = std::fs::metadata(PathBuf::from(wal)).map_or(0, |wal| wal.len());
+        let available = file.parent().and_then(|directory| statvfs(directory).ok());
+        let available = available.map(|system| system.blocks_available() * system.fragment_size());
+        Ok(Self { database: bytes(pages), free: bytes(free), wal, available })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+    use super::super::{Statement, Store, Transaction, Value};
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_deleted_is_free_and_what_is_written_is_in_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let Store { writer: mut writing, readers } = Store::open(dir.path(), 1 << 30).await.unwrap();
+        let before = Size::of(&readers).await.unwrap();
+        let mut run = async |sql, values| {
+            let statements = vec![Statement { sql, values }];
+            writing.commit(&Transaction { statements, ..Transaction::default() }).await.unwrap();
+        };
+        let sql = "INSERT INTO msg(id, topic, slot, ts, body) VALUES (1, 1, 0, 0, zeroblob(?))";
+        run(sql, vec![Value::Int(1 << 20)]).await;
+        let full = Size::of(&readers).await.unwrap();
+        assert!(full.database >= before.database + (1 << 20), "{before:?} {full:?}");
+        assert!(full.wal > 1 << 20 && full.available.is_some_and(|bytes| bytes > 0), "{full:?}");
+        run("DELETE FROM msg", Vec::new()).await;
+        let empty = Size::of(&readers).await.unwrap();
+        assert!(empty.free >= full.free + (1 << 20), "{full:?} {empty:?}");
+    }
+}
