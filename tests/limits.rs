@@ -264,40 +264,16 @@ async fn requests_past_the_limit_wait_before_the_queue() {
 
 #[cfg(target_os = "linux")]
 mod vanished {
-    use socket2::{SockFilter, SockRef};
-
     use super::*;
-    use crate::harness::Consumer;
-
-    /// A consumer whose client's kernel answers nothing any more once it is told to.
-    struct Mortal {
-        consumer: Consumer,
-        socket: std::net::TcpStream,
-    }
-
-    impl Mortal {
-        async fn connect(gateway: &Gateway, topic: &str, subscriber: &str) -> Self {
-            let socket = TcpStream::connect(gateway.addr).await.unwrap().into_std().unwrap();
-            let stream = TcpStream::from_std(socket.try_clone().unwrap()).unwrap();
-            let token = gateway.token(topic, subscriber).await;
-            let url = format!("ws://{}/notification2/consumer/?token={token}", gateway.addr);
-            Self { consumer: Consumer::over(Box::new(stream), &url).await.unwrap(), socket }
-        }
-
-        /// A filter that takes nothing: to the gateway, this is a machine that has lost its power.
-        fn vanish(&self) {
-            const RETURN: u16 = 6;
-            SockRef::from(&self.socket).attach_filter(&[SockFilter::new(RETURN, 0, 0, 0)]).unwrap();
-        }
-    }
+    use crate::harness::Mortal;
 
     // `consumer.dead_seconds`: the place of a peer that has vanished is free, whether something was on its way or nothing; one
     // that is there and silent keeps its own. Cumulocity-IoT/cumulocity-python-api#97 waits for that place.
     #[tokio::test]
     async fn the_place_of_a_vanished_peer_is_free() {
         let (gateway, device) = line("[consumer]\ndead_seconds = 2").await;
-        let mut waiting = Mortal::connect(&gateway, "Sub1", "subA").await;
-        let quiet = Mortal::connect(&gateway, "Quiet", "subA").await;
+        let mut waiting = Mortal::connect(&gateway, &gateway.token("Sub1", "subA").await).await;
+        let quiet = Mortal::connect(&gateway, &gateway.token("Quiet", "subA").await).await;
         let mut silent = gateway.consumer("Quiet", "subB").await;
         gateway.measure(&device, "t", 1).await;
         waiting.consumer.receive().await;

@@ -24,6 +24,7 @@ mod operator;
 mod plugins;
 mod shaping;
 mod shared;
+mod slow;
 mod startup;
 mod subscriptions;
 mod tenants;

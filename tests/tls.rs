@@ -100,6 +100,8 @@ async fn http_1_1_is_negotiated_and_nothing_else() {
     assert!(!answer.starts_with(b"HTTP/"), "{answer:?}");
     assert!(authority.connect(gateway.addr, &[]).await.is_err());
     request(&authority, &gateway, "GET /notification2", "").await;
+    let failed = async || (gateway.metric("tidegate_tls_handshakes_failed_total").await == 3.0).then_some(());
+    eventually("they are counted", failed).await;
 }
 
 #[tokio::test]

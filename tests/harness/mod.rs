@@ -5,6 +5,8 @@ mod call;
 mod consumer;
 mod dice;
 mod gateway;
+#[cfg(target_os = "linux")]
+mod mortal;
 mod raw;
 mod tls;
 mod words;
@@ -15,7 +17,9 @@ pub(crate) use call::{Answer, Call};
 pub(crate) use consumer::{Consumer, Frame, Stream};
 pub(crate) use dice::Dice;
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
-pub(crate) use raw::{exchange, raw, upgrade};
+#[cfg(target_os = "linux")]
+pub(crate) use mortal::Mortal;
+pub(crate) use raw::{exchange, raw, upgrade, upgraded};
 pub(crate) use tls::Authority;
 pub(crate) use words::{TIME, alarm, event, forwarded, measurement, of_object, of_tenant, operation, typed, value_of};
 

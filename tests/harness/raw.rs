@@ -27,6 +27,11 @@ pub(crate) async fn exchange(mut socket: impl Stream, request: &[u8]) -> String 
 
 /// The first line of the answer to a WebSocket handshake on `path`.
 pub(crate) async fn upgrade(addr: SocketAddr, path: &str) -> String {
+    upgraded(addr, path).await.0
+}
+
+/// [`upgrade`], and the connection, of which that line was read.
+pub(crate) async fn upgraded(addr: SocketAddr, path: &str) -> (String, TcpStream) {
     let request = format!(
         "GET {path} HTTP/1.1\r\nHost: {addr}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
          Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
@@ -40,7 +45,7 @@ pub(crate) async fn upgrade(addr: SocketAddr, path: &str) -> String {
             assert_eq!(socket.read(&mut byte).await.unwrap(), 1, "no status line in {answer:?}");
             answer.push(byte[0]);
         }
-        String::from_utf8(answer).unwrap().trim_end().to_owned()
+        (String::from_utf8(answer).unwrap().trim_end().to_owned(), socket)
     })
     .await
 }
