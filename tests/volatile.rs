@@ -147,7 +147,7 @@ async fn a_consumer_that_lags_loses_the_oldest_and_producers_never_see_an_error(
     let gap = rest[0] - 3;
     assert!(gap > 20, "{rest:?}");
     assert_eq!(rest, (rest[0]..=50).collect::<Vec<_>>(), "what is left is whole");
-    assert_eq!(gateway.metric("tidegate_messages_lost_total").await, f64::from(u32::try_from(gap).unwrap()));
+    assert_eq!(gateway.metric("tidegate_messages_dropped_total").await, f64::from(u32::try_from(gap).unwrap()));
     assert_eq!(rows(&mut gateway).await, [0, 0, 0]);
 }
 

@@ -1,5 +1,7 @@
 //! What a consumer did not get, and why.
 
+use crate::telemetry::messages_dropped;
+
 /// Why messages are gone that a consumer had not acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
@@ -27,6 +29,6 @@ pub(super) struct Missed {
 /// Counts messages that consumers miss.
 pub(super) fn count(reason: Reason, messages: u64) {
     if messages > 0 {
-        metrics::counter!("tidegate_messages_dropped_total", "reason" => reason.as_str()).increment(messages);
+        messages_dropped(reason.as_str()).increment(messages);
     }
 }

@@ -18,7 +18,7 @@ use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, Group, GroupLimits, Kind, Listed, MemberId, Settled, Slot};
 use crate::message::Tenant;
 use crate::store::StoreError;
-use crate::telemetry::{count, messages_lost};
+use crate::telemetry::{count, messages_dropped};
 
 /// A non-persistent topic's ids are the time in ms and these bits: more messages than a commit takes fit into a millisecond.
 pub(super) const VOLATILE_ID_BITS: u32 = 20;
@@ -543,7 +543,7 @@ fn position(entries: &VecDeque<Entry>, id: u64) -> Option<usize> {
 
 fn count_lost(messages: u64) {
     if messages > 0 {
-        messages_lost("lag").increment(messages);
+        messages_dropped("lag").increment(messages);
     }
 }
 

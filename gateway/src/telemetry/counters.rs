@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 const IGNORED: [&str; 3] = ["unknown", "garbage", "binary"];
-const LOST: [&str; 1] = ["lag"];
+const DROPPED: [&str; 2] = ["expired", "lag"];
 const LOGINS: [&str; 5] = ["credentials", "missing", "busy", "token", "token_expired"];
 const REFUSED: [&str; 8] = ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "failed", "stopping"];
 const FAILED: [&str; 2] = ["full", "failed"];
@@ -56,7 +56,7 @@ impl Often {
 pub(super) fn register() {
     LazyLock::force(&OFTEN);
     at_zero(acknowledgements_ignored, &IGNORED);
-    at_zero(messages_lost, &LOST);
+    at_zero(messages_dropped, &DROPPED);
     at_zero(logins_refused, &LOGINS);
     at_zero(requests_refused, &REFUSED);
     at_zero(commits_failed, &FAILED);
@@ -78,9 +78,9 @@ pub(crate) fn acknowledgements_ignored(reason: &'static str) -> Counter {
     counter!("tidegate_acks_ignored_total", "reason" => reason)
 }
 
-/// Messages of non-persistent topics that a consumer did not get.
-pub(crate) fn messages_lost(reason: &'static str) -> Counter {
-    counter!("tidegate_messages_lost_total", "reason" => reason)
+/// Messages that a consumer should have got, and will not; once for each consumer.
+pub(crate) fn messages_dropped(reason: &'static str) -> Counter {
+    counter!("tidegate_messages_dropped_total", "reason" => reason)
 }
 
 pub(crate) fn logins_refused(reason: &'static str) -> Counter {

@@ -17,7 +17,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use counters::{
-    Connected, acknowledgements_ignored, at_zero, commits_failed, count, logins_refused, messages_lost,
+    Connected, acknowledgements_ignored, at_zero, commits_failed, count, logins_refused, messages_dropped,
     requests_refused, tls_handshakes_failed,
 };
 pub(crate) use throttle::Throttle;

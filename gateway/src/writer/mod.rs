@@ -365,6 +365,7 @@ impl Worker {
             if let Ok(command) = timeout_at(Instant::now() + rest.max(PAUSE), self.queue.recv()).await {
                 return command;
             }
+            self.health.works(Instant::now());
             if self.warm {
                 self.commit(Vec::new()).await;
                 continue;
