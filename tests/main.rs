@@ -30,5 +30,6 @@ mod subscriptions;
 mod tenants;
 mod tls;
 mod tokens;
+mod topics;
 mod users;
 mod volatile;

@@ -159,7 +159,7 @@ async fn users_by_rest(client: &Client, path: &str, command: &UserCommand) -> an
             password.show(name)
         }
         UserCommand::List => {
-            let users = pages(client, path, "users").await?;
+            let users = client.pages(path, "users").await?;
             let line = |user: &Value| {
                 let roles = user["roles"]["references"].as_array().into_iter().flatten();
                 let roles: Vec<_> = roles.filter_map(|reference| reference["role"]["id"].as_str()).collect();
@@ -181,7 +181,7 @@ async fn tenants_by_rest(client: &Client, command: &TenantCommand) -> anyhow::Re
         }
         TenantCommand::Remove { name } => Ok(client.delete(&format!("{PATH}/{}", path_segment(name))).await?),
         TenantCommand::List => {
-            let tenants = pages(client, PATH, "tenants").await?;
+            let tenants = client.pages(PATH, "tenants").await?;
             print(&tenants.iter().map(|tenant| tenant["id"].as_str().unwrap_or_default()).collect::<Vec<_>>())
         }
     }
@@ -192,19 +192,6 @@ async fn all_roles(client: &Client) -> anyhow::Result<Vec<String>> {
     let roles = client.get("/user/roles").await?;
     let names = roles["roles"].as_array().into_iter().flatten().filter_map(|role| role["id"].as_str());
     Ok(names.map(str::to_owned).collect())
-}
-
-/// The elements of all pages of a list.
-async fn pages(client: &Client, path: &str, name: &str) -> anyhow::Result<Vec<Value>> {
-    let mut all = Vec::new();
-    for page in 1.. {
-        let answer = client.get(&format!("{path}?pageSize=1000&currentPage={page}")).await?;
-        match answer[name].as_array() {
-            Some(elements) if !elements.is_empty() => all.extend_from_slice(elements),
-            _ => break,
-        }
-    }
-    Ok(all)
 }
 
 async fn users_on_disk(directory: &Directory, tenant: &Tenant, command: &UserCommand) -> anyhow::Result<Done> {
@@ -270,9 +257,8 @@ impl Place {
             return Ok(Opened::Directory(Directory::open(data, self.config.as_deref()).await?));
         };
         let user = self.user.clone().context("TIDEGATE_USER or --user must say who asks")?;
-        let tenant = user.split_once('/').map_or(DEFAULT_TENANT, |(tenant, _)| tenant).to_owned();
-        let client = ClientArgs { url: url.clone(), user, ca: self.ca.clone() }.client()?;
-        Ok(Opened::Gateway(client, tenant))
+        let gateway = ClientArgs { url: url.clone(), user, ca: self.ca.clone() };
+        Ok(Opened::Gateway(gateway.client()?, gateway.tenant().to_owned()))
     }
 }
 
@@ -360,7 +346,8 @@ impl Password {
     }
 }
 
-fn print(lines: &[impl std::fmt::Display]) -> anyhow::Result<()> {
+/// Writes lines to standard output.
+pub(crate) fn print(lines: &[impl std::fmt::Display]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("standard output cannot be written")
 }

@@ -10,7 +10,8 @@
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
-//! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts, with [`client`];
+//! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
+//!   [`manage`] looks after topics, with [`client`];
 //!   [`demo`] shows it all.
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
@@ -34,6 +35,7 @@ pub mod ids;
 pub mod json;
 pub mod listen;
 pub mod locks;
+pub mod manage;
 pub mod message;
 pub mod pipeline;
 pub mod platform;

@@ -7,6 +7,7 @@ use clap::{Parser, Subcommand};
 use tidegate::admin::{TenantArgs, UserArgs};
 use tidegate::demo::DemoArgs;
 use tidegate::listen::ListenArgs;
+use tidegate::manage::{ConsumersArgs, TopicsArgs};
 use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
 
@@ -34,6 +35,10 @@ enum Command {
     User(UserArgs),
     /// Adds, removes and lists tenants.
     Tenant(TenantArgs),
+    /// Shows how topics fare, and changes what is set for them.
+    Topics(TopicsArgs),
+    /// Shows what waits for consumers, and unsubscribes them.
+    Consumers(ConsumersArgs),
     /// Compiles a plugin from standard input to standard output, within limits. The gateway calls this itself.
     #[command(name = compiler::COMMAND, hide = true)]
     CompilePlugin {
@@ -53,6 +58,8 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => run(tidegate::demo::run(args)),
         Some(Command::User(args)) => run(tidegate::admin::users(args)),
         Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
+        Some(Command::Topics(args)) => run(tidegate::manage::topics(args)),
+        Some(Command::Consumers(args)) => run(tidegate::manage::consumers(args)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

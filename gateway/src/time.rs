@@ -58,6 +58,28 @@ pub fn write(ms: i64, out: &mut Vec<u8>) {
     PRINTER.print_timestamp(&time, out).expect("invariant: writing to memory succeeds");
 }
 
+/// `ms` as [`write()`] writes it.
+#[must_use]
+pub fn text(ms: i64) -> String {
+    let mut out = Vec::new();
+    write(ms, &mut out);
+    String::from_utf8(out).expect("invariant: a time is ASCII")
+}
+
+/// A length of time in its two largest units, as `3 h 12 min`.
+#[must_use]
+pub fn span(seconds: u64) -> String {
+    const UNITS: [(u64, &str); 4] = [(86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")];
+    let at = UNITS.iter().position(|(unit, _)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let (unit, name) = UNITS[at];
+    match UNITS.get(at + 1) {
+        Some((next, next_name)) if seconds % unit >= *next => {
+            format!("{} {name} {} {next_name}", seconds / unit, seconds % unit / next)
+        }
+        _ => format!("{} {name}", seconds / unit),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -65,12 +87,6 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn written(ms: i64) -> String {
-        let mut out = Vec::new();
-        write(ms, &mut out);
-        String::from_utf8(out).unwrap()
-    }
 
     #[test]
     fn the_forms_of_clients_are_understood() {
@@ -125,17 +141,33 @@ mod tests {
     }
 
     #[test]
-    fn milliseconds_are_always_written() {
-        assert_eq!(written(1_630_672_141_664), "2021-09-03T12:29:01.664Z");
-        assert_eq!(written(1_630_672_141_000), "2021-09-03T12:29:01.000Z");
-        assert_eq!(written(-1), "1970-01-01T00:00:00.000Z");
-        assert_eq!(written(i64::MAX), "2261-12-31T23:59:59.999Z");
+    fn milliseconds_are_always_text() {
+        assert_eq!(text(1_630_672_141_664), "2021-09-03T12:29:01.664Z");
+        assert_eq!(text(1_630_672_141_000), "2021-09-03T12:29:01.000Z");
+        assert_eq!(text(-1), "1970-01-01T00:00:00.000Z");
+        assert_eq!(text(i64::MAX), "2261-12-31T23:59:59.999Z");
     }
 
     proptest! {
         #[test]
         fn written_times_are_read_back(ms in 0..END_MS) {
-            prop_assert_eq!(parse(&written(ms)), Ok(ms));
+            prop_assert_eq!(parse(&text(ms)), Ok(ms));
+        }
+    }
+
+    #[test]
+    fn a_span_has_its_two_largest_units() {
+        for (seconds, text) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (61, "1 min 1 s"),
+            (11_520, "3 h 12 min"),
+            (7_259, "2 h"),
+            (90_000, "1 d 1 h"),
+            (86_400 * 400, "400 d"),
+        ] {
+            assert_eq!(span(seconds), text);
         }
     }
 }

@@ -36,11 +36,7 @@ impl Tenants<'_> {
     /// For a name that is not allowed or was given before, and at the limit.
     pub async fn add(&self, name: &Tenant, admin: &Account, now_ms: i64) -> Result<Vec<Statement>, AccountError> {
         check_name(name.as_str())?;
-        let known: Option<Option<i64>> = sqlx::query_scalar("SELECT removed FROM tenant WHERE name = ?")
-            .bind(name.as_str())
-            .fetch_optional(self.store)
-            .await?;
-        match known {
+        match self.removed(name).await? {
             Some(None) => return Err(AccountError::Taken(format!("Tenant '{name}' exists already."))),
             Some(Some(_)) => {
                 let message =
@@ -83,6 +79,17 @@ impl Tenants<'_> {
                 values: vec![Value::Int(now_ms), tenant()],
             },
         ])
+    }
+
+    /// When a tenant was removed; `None` for one that never was there.
+    async fn removed(&self, name: &Tenant) -> Result<Option<Option<i64>>, StoreError> {
+        let removed = sqlx::query_scalar("SELECT removed FROM tenant WHERE name = ?");
+        Ok(removed.bind(name.as_str()).fetch_optional(self.store).await?)
+    }
+
+    /// Whether there is or was such a tenant.
+    pub async fn was_there(&self, name: &Tenant) -> Result<bool, StoreError> {
+        Ok(self.removed(name).await?.is_some())
     }
 
     /// A tenant that is there.

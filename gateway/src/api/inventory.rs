@@ -329,15 +329,13 @@ fn kind(object: &ManagedObject) -> Value {
 
 /// What subscriptions hear of an object.
 pub(super) fn message(tenant: &Tenant, object: &ManagedObject, action: Action, body: Bytes) -> Arc<Message> {
-    let mut updated = Vec::new();
-    time::write(object.updated_ms, &mut updated);
     Arc::new(Message {
         tenant: tenant.clone(),
         api: Api::ManagedObjects,
         action,
         source: object.id.to_string().as_str().into(),
         kind: object.kind.clone(),
-        time: String::from_utf8_lossy(&updated).into(),
+        time: time::text(object.updated_ms).into(),
         body,
     })
 }

@@ -11,6 +11,7 @@ mod figures;
 mod identity;
 mod inventory;
 mod measurements;
+mod messaging;
 mod objects;
 mod openapi;
 mod operations;
@@ -20,6 +21,7 @@ mod routes;
 mod subscriptions;
 mod tenants;
 mod tokens;
+mod topics;
 mod users;
 
 use std::borrow::Cow;

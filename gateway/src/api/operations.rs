@@ -131,9 +131,7 @@ async fn submit(
     if mode.stores() {
         line.change.statements.push(statement);
     }
-    let mut time = Vec::new();
-    time::write(operation.created_ms, &mut time);
-    let time = String::from_utf8_lossy(&time).into();
+    let time = time::text(operation.created_ms).into();
     line.messages.push(FAMILY.message(tenant, action, operation.device, operation.kind.clone(), time, body));
     app.pipeline.submit(tenant, line).await.map_err(ApiError::from)
 }

@@ -7,11 +7,11 @@ use axum::Router;
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::Response;
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
-    ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, openapi,
-    operations, operator, paths, subscriptions, tenants, tokens, users,
+    ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, messaging,
+    openapi, operations, operator, paths, subscriptions, tenants, tokens, topics, users,
 };
 use crate::platform::relation::Kind;
 use crate::telemetry::count;
@@ -65,7 +65,7 @@ fn route(path: impl Into<Cow<'static, str>>, allowed: &'static str, methods: Met
 
 /// Where locks are taken or memory is changed.
 pub(super) fn changing_routes() -> impl Iterator<Item = Route> {
-    inventory_routes().chain(object_routes()).chain(subscription_routes()).chain(account_routes())
+    inventory_routes().chain(object_routes()).chain(subscription_routes()).chain(account_routes()).chain(topic_routes())
 }
 
 fn inventory_routes() -> impl Iterator<Item = Route> {
@@ -145,6 +145,34 @@ fn account_routes() -> impl Iterator<Item = Route> {
         ),
         route("/tidegate/v1/tenants", "GET, POST", get(tenants::list).post(tenants::create)),
         route("/tidegate/v1/tenants/{id}", "GET, DELETE", get(tenants::get).delete(tenants::delete)),
+    ]
+    .into_iter()
+}
+
+/// Topics and their consumers.
+fn topic_routes() -> impl Iterator<Item = Route> {
+    const NAMESPACES: &str = "/service/messaging-management/tenants/{tenant}/namespaces";
+    const TOPIC: &str = "{namespace}/topics/{topic}/types/{persistence}";
+    let messaging = |rest: &str, allowed, methods| route(format!("{NAMESPACES}{rest}"), allowed, methods);
+    [
+        route("/tidegate/v1/topics", "GET", get(topics::list)),
+        route(
+            "/tidegate/v1/topics/{persistence}/{topic}",
+            "GET, PUT, DELETE",
+            get(topics::get).put(topics::update).delete(topics::delete),
+        ),
+        route(
+            "/tidegate/v1/tenants/{tenant}/backlog",
+            "GET, PUT, DELETE",
+            get(topics::get_defaults).put(topics::update_defaults).delete(topics::delete_defaults),
+        ),
+        messaging("", "GET", get(messaging::namespaces)),
+        messaging("/{namespace}", "GET", get(messaging::namespace)),
+        messaging("/{namespace}/policies", "GET", get(messaging::policies)),
+        messaging("/{namespace}/topics", "GET", get(messaging::topics)),
+        messaging(&format!("/{TOPIC}"), "GET", get(messaging::get)),
+        messaging(&format!("/{TOPIC}/subscribers"), "GET", get(messaging::subscribers)),
+        messaging(&format!("/{TOPIC}/subscribers/{{subscriber}}"), "DELETE", delete(messaging::unsubscribe)),
     ]
     .into_iter()
 }

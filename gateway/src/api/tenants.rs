@@ -134,16 +134,14 @@ fn operator(caller: &Caller) -> Result<(), ApiError> {
     if principal.tenant.as_str() == DEFAULT_TENANT { Ok(()) } else { Err(AuthError::NotAllowed(ROLE).into()) }
 }
 
-fn tenants(app: &App) -> Tenants<'_> {
+pub(super) fn tenants(app: &App) -> Tenants<'_> {
     Tenants { store: &app.store, limit: app.config.limits.tenants }
 }
 
 fn render(caller: &Caller, row: &TenantRow) -> Value {
-    let mut created = Vec::new();
-    time::write(row.created_ms, &mut created);
     json!({
         "id": row.name.as_str(),
         "self": format!("{}{PATH}/{}", caller.base_url, row.name),
-        "creationTime": String::from_utf8_lossy(&created),
+        "creationTime": time::text(row.created_ms),
     })
 }

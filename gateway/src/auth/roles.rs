@@ -54,12 +54,12 @@ roles! {
     DeviceControlRead = "ROLE_DEVICE_CONTROL_READ", "read operations.";
     DeviceControlAdmin = "ROLE_DEVICE_CONTROL_ADMIN", "create, change and delete operations.";
     Notification2Admin = "ROLE_NOTIFICATION_2_ADMIN", "manage subscriptions, tokens and consumers.";
-    TenantStatisticsRead = "ROLE_TENANT_STATISTICS_READ", "read the statistics of the tenant.";
+    TenantStatisticsRead = "ROLE_TENANT_STATISTICS_READ", "read how the topics of the tenant fare.";
     TenantManagementAdmin = "ROLE_TENANT_MANAGEMENT_ADMIN", "create and delete tenants; exists in tenant `edge`.";
     UserManagementAdmin = "ROLE_USER_MANAGEMENT_ADMIN", "manage the users of the tenant.";
     TidegatePluginAdmin = "ROLE_TIDEGATE_PLUGIN_ADMIN", "install and remove plugins.";
     TidegateStreamAdmin = "ROLE_TIDEGATE_STREAM_ADMIN", "manage streams; exists in tenant `edge`.";
-    TidegateOperator = "ROLE_TIDEGATE_OPERATOR", "read metrics and the state of the gateway; exists in tenant `edge`.";
+    TidegateOperator = "ROLE_TIDEGATE_OPERATOR", "read metrics, and see and change what is set for the topics of all tenants; exists in tenant `edge`.";
 }
 
 /// A name that is no role.

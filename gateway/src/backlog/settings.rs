@@ -150,6 +150,10 @@ impl Book {
         self.topics.get(key).copied().unwrap_or_default()
     }
 
+    pub(super) fn topics(&self, tenant: &Tenant) -> Vec<Arc<TopicKey>> {
+        self.topics.keys().filter(|key| key.tenant == *tenant).cloned().collect()
+    }
+
     pub(super) fn tenant(&self, tenant: &Tenant) -> Settings {
         self.tenants.get(tenant).copied().unwrap_or_default()
     }

@@ -24,7 +24,7 @@ use crate::telemetry::{count, messages_dropped};
 pub(super) const VOLATILE_ID_BITS: u32 = 20;
 
 /// What identifies a topic (seed 000: subscriptions with the same name and persistence feed the same topic).
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct TopicKey {
     /// Whose it is.
     pub tenant: Tenant,
@@ -168,6 +168,19 @@ impl Topics {
     #[must_use]
     pub fn count(&self, tenant: &Tenant) -> usize {
         self.0.list.read().unwrap_or_else(PoisonError::into_inner).keys().filter(|key| key.tenant == *tenant).count()
+    }
+
+    /// The topics of the tenant.
+    #[must_use]
+    pub fn keys(&self, tenant: &Tenant) -> Vec<Arc<TopicKey>> {
+        let topics = self.0.list.read().unwrap_or_else(PoisonError::into_inner);
+        topics.keys().filter(|key| key.tenant == *tenant).cloned().collect()
+    }
+
+    /// The topics of the tenant for which something is set.
+    #[must_use]
+    pub fn with_settings(&self, tenant: &Tenant) -> Vec<Arc<TopicKey>> {
+        self.0.settings.read().unwrap_or_else(PoisonError::into_inner).topics(tenant)
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Topic>> {

@@ -27,6 +27,7 @@ use tokio_rustls::TlsConnector;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{WebSocketStream, client_async_with_config, tungstenite};
 
+use crate::auth::DEFAULT_TENANT;
 use crate::tls;
 
 pub(crate) mod consumer;
@@ -36,6 +37,9 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest answer that is read, in bytes; a longer one is [`Error::Unreadable`].
 pub const ANSWER_BYTES: usize = 1024 * 1024;
+
+/// Elements that a list is asked for at a time.
+const PAGE: usize = 1000;
 
 /// Why a request brought no result.
 #[derive(Debug, Error)]
@@ -124,6 +128,12 @@ impl ClientArgs {
     pub fn client(&self) -> anyhow::Result<Client> {
         let password = std::env::var("TIDEGATE_PASSWORD").context("TIDEGATE_PASSWORD must hold the password")?;
         Ok(Client::new(self, &password)?)
+    }
+
+    /// The tenant of the user.
+    #[must_use]
+    pub fn tenant(&self) -> &str {
+        self.user.split_once('/').map_or(DEFAULT_TENANT, |(tenant, _)| tenant)
     }
 }
 
@@ -223,6 +233,23 @@ impl Client {
     /// Any [`Error`] but the first three.
     pub async fn get(&self, path: &str) -> Result<Value, Error> {
         self.send(Method::GET, path, Bytes::new()).await
+    }
+
+    /// The elements of all pages of a list.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub(crate) async fn pages(&self, path: &str, name: &str) -> Result<Vec<Value>, Error> {
+        let query = if path.contains('?') { '&' } else { '?' };
+        let mut all = Vec::new();
+        for page in 1.. {
+            let answer = self.get(&format!("{path}{query}pageSize={PAGE}&currentPage={page}")).await?;
+            match answer[name].as_array() {
+                Some(elements) if !elements.is_empty() => all.extend_from_slice(elements),
+                _ => break,
+            }
+        }
+        Ok(all)
     }
 
     /// Puts `body` as JSON to `path` and returns the answer's JSON.

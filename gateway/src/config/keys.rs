@@ -103,6 +103,14 @@ pub(super) fn kind(key: &str) -> Option<&'static Kind> {
     KEYS.iter().find(|(known, _)| *known == key).map(|(_, kind)| kind)
 }
 
+/// What a key that is a number may be, for whoever accepts the same value elsewhere.
+pub(crate) fn range(key: &str) -> RangeInclusive<u64> {
+    match kind(key) {
+        Some(Kind::Number(range)) => range.clone(),
+        _ => unreachable!("{key} is not a number"),
+    }
+}
+
 /// The known key that looks most like `key`, as a whole or without its section.
 pub(super) fn nearest(key: &str) -> &'static str {
     let distance = |known: &str| {

@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use keys::range;
 pub use load::ConfigError;
 
 /// Everything that can be configured.

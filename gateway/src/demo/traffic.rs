@@ -221,12 +221,10 @@ pub(super) fn path(kind: Kind) -> &'static str {
 }
 
 fn body((device, time_ms): Key, kind: Kind) -> Value {
-    let mut written = Vec::new();
-    time::write(time_ms, &mut written);
     let mut body = json!({
         "source": {"id": device.to_string()},
         "type": kind_name(kind),
-        "time": String::from_utf8_lossy(&written),
+        "time": time::text(time_ms),
     });
     // Anything that looks like a reading.
     let reading = time_ms.rem_euclid(100);

@@ -1,0 +1,263 @@
+//! `tidegate topics` and `tidegate consumers`: how topics and consumers of a running gateway fare, and what is set for them.
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::admin::print;
+use crate::api::path_segment;
+use crate::client::{Client, ClientArgs};
+use crate::time::span;
+
+const TOPICS: &str = "/tidegate/v1/topics";
+
+/// Whom and what a command is about.
+#[derive(Args, Debug)]
+struct Place {
+    #[command(flatten)]
+    gateway: ClientArgs,
+    /// The tenant (default: that of the user who asks)
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// Prints the answer of the gateway as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// `tidegate topics`
+#[derive(Args, Debug)]
+pub struct TopicsArgs {
+    #[command(flatten)]
+    place: Place,
+    #[command(subcommand)]
+    command: Option<TopicsCommand>,
+}
+
+#[derive(Subcommand, Debug)]
+enum TopicsCommand {
+    /// Changes what is set for a persistent topic, which need not exist yet; `default` takes a setting back
+    Set {
+        /// The topic
+        name: String,
+        /// Bytes that may wait
+        #[arg(long, value_name = "BYTES")]
+        quota_bytes: Option<String>,
+        /// How long a message waits
+        #[arg(long, value_name = "SECONDS")]
+        ttl_seconds: Option<String>,
+        /// What happens at the quota: reject, evict-oldest or park
+        #[arg(long, value_name = "POLICY")]
+        on_full: Option<String>,
+        /// Whether consumers are told what they missed: true or false
+        #[arg(long, value_name = "BOOL")]
+        gap_messages: Option<String>,
+    },
+}
+
+/// `tidegate consumers`
+#[derive(Args, Debug)]
+pub struct ConsumersArgs {
+    #[command(flatten)]
+    place: Place,
+    /// Only those of this topic
+    #[arg(long, value_name = "NAME")]
+    topic: Option<String>,
+    #[command(subcommand)]
+    command: Option<ConsumersCommand>,
+}
+
+#[derive(Subcommand, Debug)]
+enum ConsumersCommand {
+    /// Unsubscribes a consumer; what waits for it alone is deleted
+    Remove {
+        /// The topic
+        #[arg(long, value_name = "NAME")]
+        topic: String,
+        /// Of the non-persistent topic of that name
+        #[arg(long)]
+        non_persistent: bool,
+        /// The consumer
+        name: String,
+    },
+}
+
+/// Runs `tidegate topics`.
+///
+/// # Errors
+/// Refusals, with the reason; and when the gateway cannot be reached.
+pub async fn topics(args: TopicsArgs) -> anyhow::Result<()> {
+    let TopicsArgs { place, command } = args;
+    let client = place.gateway.client()?;
+    let Some(TopicsCommand::Set { name, quota_bytes, ttl_seconds, on_full, gap_messages }) = command else {
+        let topics = place.topics(&client).await?;
+        return if place.json { print(&[json!({"topics": topics})]) } else { print(&topic_table(&topics)) };
+    };
+    let members =
+        [("quotaBytes", quota_bytes), ("ttlSeconds", ttl_seconds), ("onFull", on_full), ("gapMessages", gap_messages)];
+    let body: Map<_, _> =
+        members.into_iter().filter_map(|(name, text)| Some((name.to_owned(), setting(&text?)))).collect();
+    let path = place.path(&format!("{TOPICS}/persistent/{}", path_segment(&name)));
+    let topic = client.put(&path, &body).await?;
+    if place.json { print(&[topic]) } else { print(&topic_table(&[topic])) }
+}
+
+/// Runs `tidegate consumers`.
+///
+/// # Errors
+/// As [`topics`].
+pub async fn consumers(args: ConsumersArgs) -> anyhow::Result<()> {
+    let ConsumersArgs { place, topic, command } = args;
+    let client = place.gateway.client()?;
+    if let Some(ConsumersCommand::Remove { topic, non_persistent, name }) = command {
+        let tenant = place.tenant.as_deref().unwrap_or(place.gateway.tenant());
+        let persistence = if non_persistent { "non-persistent" } else { "persistent" };
+        let (topic, name) = (path_segment(&topic), path_segment(&name));
+        let path = format!(
+            "/service/messaging-management/tenants/{}/namespaces/relnotif/topics/{topic}/types/{persistence}/subscribers/{name}",
+            path_segment(tenant)
+        );
+        return Ok(client.delete(&path).await?);
+    }
+    let mut topics = place.topics(&client).await?;
+    topics.retain(|one| one["figures"]["consumers"] != 0 && topic.as_ref().is_none_or(|topic| one["name"] == **topic));
+    for topic in &mut topics {
+        let (persistence, name) = (text(&topic["persistence"]), path_segment(text(&topic["name"])));
+        *topic = client.get(&place.path(&format!("{TOPICS}/{persistence}/{name}"))).await?;
+    }
+    if place.json { print(&[json!({"topics": topics})]) } else { print(&consumer_table(&topics)) }
+}
+
+impl Place {
+    /// The topics of all pages.
+    async fn topics(&self, client: &Client) -> anyhow::Result<Vec<Value>> {
+        Ok(client.pages(&self.path(TOPICS), "topics").await?)
+    }
+
+    fn path(&self, path: &str) -> String {
+        match &self.tenant {
+            Some(tenant) => format!("{path}?tenant={}", path_segment(tenant)),
+            None => path.to_owned(),
+        }
+    }
+}
+
+/// A value as it is typed; the gateway says what is wrong with it.
+fn setting(text: &str) -> Value {
+    match text {
+        "default" => Value::Null,
+        _ => serde_json::from_str(text).unwrap_or_else(|_| text.into()),
+    }
+}
+
+fn topic_table(topics: &[Value]) -> Vec<String> {
+    const HEAD: &[&str] = &[
+        "TOPIC",
+        "PERSISTENCE",
+        "ON FULL",
+        "SUBSCRIPTIONS",
+        "CONSUMERS",
+        "CLIENTS",
+        "MESSAGES",
+        "BYTES",
+        "QUOTA",
+        "OLDEST",
+        "EXPIRES IN",
+        "IN/S",
+        "OUT/S",
+    ];
+    let row = |topic: &Value| {
+        let (policy, figures) = (&topic["policy"], &topic["figures"]);
+        let mut row = vec![
+            cell(&topic["name"]),
+            cell(&topic["persistence"]),
+            cell(&policy["onFull"]),
+            cell(&topic["subscriptions"]),
+        ];
+        row.extend(["consumers", "clients", "messages", "bytes"].map(|name| cell(&figures[name])));
+        row.push(cell(&policy["quotaBytes"]));
+        row.extend(["oldestAgeSeconds", "expiresInSeconds"].map(|name| age(&figures[name])));
+        row.extend(["rateIn", "rateOut"].map(|name| cell(&figures[name])));
+        row
+    };
+    table(HEAD, 3, topics.iter().map(row))
+}
+
+fn consumer_table(topics: &[Value]) -> Vec<String> {
+    const HEAD: &[&str] = &[
+        "TOPIC",
+        "PERSISTENCE",
+        "CONSUMER",
+        "LAST ACK",
+        "CLIENTS",
+        "MESSAGES",
+        "BYTES",
+        "OLDEST",
+        "EXPIRES IN",
+        "ACK/S",
+    ];
+    let rows = topics.iter().flat_map(|topic| {
+        topic["consumers"].as_array().into_iter().flatten().map(move |consumer| {
+            let mut row = vec![cell(&topic["name"]), cell(&topic["persistence"]), cell(&consumer["name"])];
+            row.push(if consumer["parked"] == true {
+                "parked".to_owned()
+            } else {
+                cell(&consumer["lastAcknowledged"])
+            });
+            row.extend(["clients", "messages", "bytes"].map(|name| cell(&consumer[name])));
+            row.extend(["oldestAgeSeconds", "expiresInSeconds"].map(|name| age(&consumer[name])));
+            row.push(cell(&consumer["ackRate"]));
+            row
+        })
+    });
+    table(HEAD, 4, rows)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn cell(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn age(seconds: &Value) -> String {
+    seconds.as_u64().map_or_else(|| "-".to_owned(), span)
+}
+
+/// Lines of equal columns, of which the first `texts` are aligned to the left.
+fn table(head: &[&str], texts: usize, rows: impl Iterator<Item = Vec<String>>) -> Vec<String> {
+    let rows: Vec<Vec<String>> =
+        std::iter::once(head.iter().map(|&name| name.to_owned()).collect()).chain(rows).collect();
+    let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();
+    let widths: Vec<_> = (0..head.len()).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells =
+            row.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
+                if at < texts { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    rows.iter().map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [["pumps", "7"], ["ü", "12345"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&["TOPIC", "N"], 1, rows.into_iter()), ["TOPIC      N", "pumps      7", "ü      12345"]);
+    }
+
+    #[test]
+    fn settings_are_numbers_words_and_nothing() {
+        for (text, value) in [("7", json!(7)), ("true", json!(true)), ("park", json!("park")), ("default", Value::Null)]
+        {
+            assert_eq!(setting(text), value);
+        }
+    }
+}
