@@ -22,6 +22,7 @@ mod objects;
 mod openapi;
 mod operator;
 mod plugins;
+mod quota;
 mod shaping;
 mod shared;
 mod slow;

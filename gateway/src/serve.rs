@@ -86,6 +86,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         dead: Duration::from_secs(config.consumer.dead_seconds),
     };
     let url = listeners.url(config.http.public_url.as_deref());
+    let base_url = config.http.public_url.as_deref().unwrap_or(&url).trim_end_matches('/').to_owned();
     let ready = listeners.ready();
     let Gateway { app, writer, first_admin } = build(config, &args.data, metrics).await?;
     // Told before it is stored, so that a password that nobody has seen does not count.
@@ -95,6 +96,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         store_admin(&app, admin.account).await?;
     }
 
+    tokio::spawn(api::watch_full_topics(app.clone(), base_url));
     let stop = CancellationToken::new();
     let serving = tokio::spawn(listeners.serve(api::router(app.clone()), limits, stop.clone()));
     tracing::info!(addresses = %ready, "serving");

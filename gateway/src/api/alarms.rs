@@ -163,6 +163,26 @@ pub(super) async fn delete_all(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
+/// Raises an alarm of the gateway's own. Topics without room do not hear of it.
+pub(super) async fn raise_own(app: &Arc<App>, caller: &Caller, new: &NewAlarm) -> Result<(), ApiError> {
+    let _held = app.objects.lock(new.object.source).await;
+    let id = app.ids.take(1, &app.writer).await?;
+    let mut changes = Changes::own(app, caller);
+    changes.raise(id, new).await?;
+    changes.submit().await
+}
+
+/// Clears an alarm of the gateway's own, if it is open.
+pub(super) async fn clear_own(app: &Arc<App>, caller: &Caller, source: u64, kind: &str) -> Result<(), ApiError> {
+    let _held = app.objects.lock(source).await;
+    let Some(before) = alarm::open(&app.store, source, kind).await? else { return Ok(()) };
+    let mut changes = Changes::own(app, caller);
+    if let Some(after) = before.with_status(alarm::CLEARED, app.clock.now_ms())? {
+        changes.change(Some(&before), after)?;
+    }
+    changes.submit().await
+}
+
 /// All alarms that a filter selects, some at a time. Those that are raised meanwhile are not among them.
 struct Chunks<'a> {
     app: &'a App,
@@ -229,6 +249,13 @@ impl<'a> Changes<'a> {
             bytes: 0,
             line: LineRequest::default(),
         }
+    }
+
+    /// Changes of the gateway's own, which have to come to pass whatever topic is full.
+    fn own(app: &'a Arc<App>, caller: &'a Caller) -> Self {
+        let mut changes = Self::new(app, caller, &caller.principal.tenant, ProcessingMode::Persistent);
+        changes.line.change.skip_full = true;
+        changes
     }
 
     /// A new alarm, or another occurrence of an open one; returns the id and the body of what it is then.

@@ -51,12 +51,16 @@ async fn bind(app: &App, tenant: &Tenant, object: u64, id: &ExternalId) -> Resul
     if identity::of_object(&app.store, object).await?.len() >= limit {
         return Err(ApiError::unprocessable(format!("A managed object may have at most {limit} external ids.")));
     }
+    let statements = vec![binding(tenant, object, id)];
+    app.writer.commit(Change { statements, ..Change::default() }).await?;
+    Ok(())
+}
+
+/// Stores a new external id.
+pub(super) fn binding(tenant: &Tenant, object: u64, id: &ExternalId) -> Statement {
     let mut values = key(tenant, id);
     values.push(Value::Int(object.cast_signed()));
-    let statement =
-        Statement { sql: "INSERT INTO external_id(tenant, type, value, object) VALUES (?, ?, ?, ?)", values };
-    app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
-    Ok(())
+    Statement { sql: "INSERT INTO external_id(tenant, type, value, object) VALUES (?, ?, ?, ?)", values }
 }
 
 /// GET of all external ids of an object.

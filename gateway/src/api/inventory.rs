@@ -66,17 +66,7 @@ pub(super) async fn create_object(
     }
     let id = app.ids.take(1, &app.writer).await?;
     let object = new.created(id, app.clock.now_ms());
-    let mut statements = vec![Statement {
-        sql: "INSERT INTO managed_object(id, tenant, type, created, updated, body) VALUES (?, ?, ?, ?, ?, ?)",
-        values: vec![
-            Value::Int(id.cast_signed()),
-            Value::Text(tenant.to_string()),
-            kind(&object),
-            Value::Int(object.created_ms),
-            Value::Int(object.updated_ms),
-            Value::Blob(object.body.clone()),
-        ],
-    }];
+    let mut statements = vec![insertion(tenant, &object)];
     statements.extend(more(id));
     let messages = vec![message(tenant, &object, Action::Create, render(&object, caller))];
     let done = submit(app, tenant, mode, messages, statements).await?;
@@ -338,6 +328,21 @@ pub(super) fn message(tenant: &Tenant, object: &ManagedObject, action: Action, b
         time: time::text(object.updated_ms).into(),
         body,
     })
+}
+
+/// Stores a new object.
+pub(super) fn insertion(tenant: &Tenant, object: &ManagedObject) -> Statement {
+    Statement {
+        sql: "INSERT INTO managed_object(id, tenant, type, created, updated, body) VALUES (?, ?, ?, ?, ?, ?)",
+        values: vec![
+            Value::Int(object.id.cast_signed()),
+            Value::Text(tenant.to_string()),
+            kind(object),
+            Value::Int(object.created_ms),
+            Value::Int(object.updated_ms),
+            Value::Blob(object.body.clone()),
+        ],
+    }
 }
 
 /// Stores an object that has changed.

@@ -8,6 +8,7 @@ mod discovery;
 mod error;
 mod events;
 mod figures;
+mod full_topics;
 mod identity;
 mod inventory;
 mod measurements;
@@ -46,6 +47,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use error::ApiError;
+pub(crate) use full_topics::watch as watch_full_topics;
 pub use routes::router;
 pub(crate) use subscriptions::load as load_subscriptions;
 pub(crate) use tenants::ADMIN;

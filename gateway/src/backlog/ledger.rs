@@ -11,7 +11,7 @@ use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
 use super::staged::{Appended, Cut, Moved, Staged};
 use super::steady::Note;
 use super::topic::{Entry, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
-use super::{Attached, Bodies, Connecting, Record};
+use super::{Attached, Bodies, Connecting, Record, Rejected};
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
 use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
@@ -52,21 +52,6 @@ pub struct BacklogLimits {
     pub tail_bytes: usize,
     /// Bytes of a non-persistent topic, if nothing else is set for it.
     pub volatile_bytes: u64,
-}
-
-/// Why a request's messages were not appended.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejected {
-    /// The topic's backlog is at its quota (seed 000, "Message backlog quota").
-    #[error("the backlog quota of topic '{topic}' is used up ({used} of {quota} bytes)")]
-    QuotaFull {
-        /// Name of the topic.
-        topic: String,
-        /// Bytes that wait.
-        used: u64,
-        /// Bytes that may wait.
-        quota: u64,
-    },
 }
 
 impl Ledger {
@@ -128,14 +113,15 @@ impl Ledger {
         }
     }
 
-    /// Stages all of a request's records, or none of them if one topic has no room.
+    /// Stages all of a request's records, or none of them if one topic has no room; with `skip_full` those for which there is.
     ///
     /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle"). Non-persistent
     /// topics always have room.
-    pub fn append(&self, staged: &mut Staged, records: Vec<Record>) -> Result<(), Rejected> {
+    pub fn append(&self, staged: &mut Staged, records: Vec<Record>, skip_full: bool) -> Result<(), Rejected> {
         let wanted = records.into_iter().filter_map(|record| Some((self.topics.get(&record.topic)?, record)));
         let (passing, wanted): (Vec<_>, Vec<_>) = wanted.partition(|(topic, _)| topic.key().non_persistent);
-        for (index, (topic, record)) in wanted.iter().enumerate() {
+        let mut fitting: Vec<(Arc<Topic>, Record)> = Vec::with_capacity(wanted.len());
+        for (topic, record) in wanted {
             let len = record.body.len() as u64;
             let staged_bytes = staged.bytes.entry(topic.id).or_default();
             let (used, quota) = {
@@ -143,15 +129,19 @@ impl Ledger {
                 (log.bytes + *staged_bytes, log.policy.quota_bytes)
             };
             if used + len > quota {
-                for (topic, record) in &wanted[..index] {
+                if skip_full {
+                    continue;
+                }
+                for (topic, record) in &fitting {
                     *staged.bytes.entry(topic.id).or_default() -= record.body.len() as u64;
                 }
-                return Err(Rejected::QuotaFull { topic: record.topic.name.to_string(), used, quota });
+                return Err(Rejected::new(&self.topics, &record.topic, used, quota));
             }
             *staged_bytes += len;
+            fitting.push((topic, record));
         }
         staged.passing.extend(passing);
-        for (topic, Record { slot, body, .. }) in wanted {
+        for (topic, Record { slot, body, .. }) in fitting {
             let id = self.next_id + staged.appended.len() as u64;
             staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone() });
             staged.appended.push(Appended { topic, id, slot, body });

@@ -7,6 +7,7 @@
 
 mod bodies;
 mod figures;
+mod full;
 mod ledger;
 mod missed;
 mod settings;
@@ -17,7 +18,8 @@ mod topic;
 
 pub use bodies::Bodies;
 pub use figures::{ConsumerFigures, TopicFigures};
-pub use ledger::{BacklogLimits, Ledger, Rejected};
+pub use full::{FullTopics, Rejected};
+pub use ledger::{BacklogLimits, Ledger};
 pub use settings::{OnFull, Policy, Scope, Settings};
 pub use staged::Staged;
 pub use topic::{Attached, Connecting, Topic, TopicKey, Topics};

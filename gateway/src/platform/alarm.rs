@@ -38,7 +38,8 @@ pub const STATUSES: [&str; 3] = ["ACTIVE", "ACKNOWLEDGED", CLEARED];
 /// The severities of an alarm, with the names under which a device tells how many open ones it has.
 const SEVERITIES: [(&str, &str); 4] =
     [("CRITICAL", "critical"), ("MAJOR", "major"), ("MINOR", "minor"), ("WARNING", "warning")];
-const CLEARED: &str = "CLEARED";
+/// The state of an alarm that is over.
+pub const CLEARED: &str = "CLEARED";
 const PATH: &str = "/alarm/alarms/";
 /// Members that only the gateway sets.
 const SET_HERE: [&str; 3] = ["count", "firstOccurrenceTime", "history"];

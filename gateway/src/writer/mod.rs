@@ -21,7 +21,9 @@ pub use health::Unwell;
 
 use health::Health;
 
-use crate::backlog::{Attached, Connecting, Ledger, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey};
+use crate::backlog::{
+    Attached, Connecting, FullTopics, Ledger, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey,
+};
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
 use crate::message::Tenant;
@@ -52,6 +54,8 @@ pub struct Change {
     pub events: Vec<ObjectRow>,
     /// New messages.
     pub records: Vec<Record>,
+    /// Messages for topics without room are left out; the others are appended all the same.
+    pub skip_full: bool,
 }
 
 /// Why a request was not carried out as asked. Unless it says otherwise, nothing was written.
@@ -112,7 +116,7 @@ impl Refused {
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Rejected(Rejected::QuotaFull { .. }) => "quota",
+            Self::Rejected(_) => "quota",
             Self::FrameTooLarge { .. } => "frame",
             Self::FanOut { .. } => "fan_out",
             Self::Ancestors { .. } => "ancestors",
@@ -143,6 +147,7 @@ pub enum AttachError {
 pub struct Writer {
     commands: mpsc::Sender<Command>,
     health: Health,
+    full: FullTopics,
 }
 
 /// Where the outcome of a change goes, once it is on disk.
@@ -177,10 +182,11 @@ impl Writer {
         limits: ConsumerLimits,
     ) -> (Self, tokio::task::JoinHandle<Result<(), StoreError>>) {
         let (commands, queue) = mpsc::channel(QUEUE);
-        let health = Health::default();
+        let (health, full) = (Health::default(), FullTopics::default());
         let worker = Worker {
             writing,
             ledger,
+            full: full.clone(),
             clock,
             limits,
             queue,
@@ -189,7 +195,7 @@ impl Writer {
             warm: false,
             health: health.clone(),
         };
-        (Self { commands, health }, tokio::spawn(worker.run()))
+        (Self { commands, health, full }, tokio::spawn(worker.run()))
     }
 
     /// Whether it commits what it is given, as far as the last commits tell.
@@ -258,6 +264,12 @@ impl Writer {
         result.await.unwrap_or(Err(Refused::Stopping))
     }
 
+    /// The topics that have refused messages.
+    #[must_use]
+    pub fn full(&self) -> &FullTopics {
+        &self.full
+    }
+
     /// Commits what is queued and ends the writer; what is sent later is refused.
     pub async fn stop(&self) {
         let _ = self.commands.send(Command::Stop).await;
@@ -274,6 +286,7 @@ impl Writer {
 struct Worker {
     writing: Writing,
     ledger: Ledger,
+    full: FullTopics,
     clock: Clock,
     limits: ConsumerLimits,
     queue: mpsc::Receiver<Command>,
@@ -431,7 +444,8 @@ impl Worker {
                 staged.transaction.statements.extend_from_slice(&change.statements);
                 staged.transaction.measurements.extend_from_slice(&change.measurements);
                 staged.transaction.events.extend_from_slice(&change.events);
-                self.ledger.append(staged, change.records.clone())
+                let appended = self.ledger.append(staged, change.records.clone(), change.skip_full);
+                appended.inspect_err(|refusal| self.full.note(refusal))
             }
             Item::Settle { topic, consumer, ids } => {
                 staged.settle(topic, consumer, ids.clone());

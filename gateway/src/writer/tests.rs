@@ -116,10 +116,15 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
         }],
         ..records(vec![record(&free, 10), record(&full, 60), record(&full, 60)])
     };
-    let refused = Refused::Rejected(Rejected::QuotaFull { topic: "full".to_owned(), used: 960, quota: QUOTA });
-    assert_eq!(gateway.writer.commit(change).await, Err(refused));
+    let Err(Refused::Rejected(refusal)) = gateway.writer.commit(change).await else { panic!("it was not refused") };
+    assert_eq!((&refusal.topic, refusal.used, refusal.quota), (&full, 960, QUOTA));
+    assert_eq!(&*refusal.holder.unwrap().consumer, "c");
     assert_eq!(gateway.count("SELECT count(*) FROM measurement").await, 1);
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1);
+    // What is not to be refused is left out of the topic alone.
+    let change = Change { skip_full: true, ..records(vec![record(&full, 101), record(&free, 10), record(&full, 101)]) };
+    gateway.writer.commit(change).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 2);
     // Up to the last byte there is room, and an acknowledgement makes more.
     gateway.writer.commit(records(vec![record(&full, 100)])).await.unwrap();
     assert!(gateway.writer.commit(records(vec![record(&full, 1)])).await.is_err());

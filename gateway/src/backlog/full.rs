@@ -1,0 +1,74 @@
+//! Topics that are full: why they refuse messages, and which ones did, for whoever tells an operator.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{TopicKey, Topics};
+use crate::time::span;
+
+/// Why a request's messages were not appended: a topic's backlog is at its quota (seed 000, "Message backlog quota").
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the backlog quota of topic '{}' leaves no room ({used} of {quota} bytes are used): {}raise the quota \
+     (PUT /tidegate/v1/topics/persistent/{})",
+    topic.name,
+    holder.as_ref().map_or_else(String::new, Holder::advice),
+    topic.name
+)]
+pub struct Rejected {
+    /// The topic.
+    pub topic: Arc<TopicKey>,
+    /// Bytes that wait.
+    pub used: u64,
+    /// Bytes that may wait.
+    pub quota: u64,
+    /// There unless nothing waits, and a message alone is too large.
+    pub holder: Option<Holder>,
+}
+
+/// The consumer that holds a topic back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// Its name.
+    pub consumer: Box<str>,
+    /// Age of its oldest unacknowledged message, ms.
+    pub age_ms: u64,
+}
+
+impl Rejected {
+    /// A refusal of the topic as it is now.
+    pub(super) fn new(topics: &Topics, topic: &Arc<TopicKey>, used: u64, quota: u64) -> Self {
+        let consumers = topics.topic_figures(topic).map_or_else(Vec::new, |figures| figures.consumers);
+        let oldest = consumers.into_iter().filter_map(|consumer| Some((consumer.oldest_age_ms?, consumer)));
+        let holder = oldest.max_by_key(|(age_ms, consumer)| (*age_ms, consumer.backlog_messages));
+        let holder = holder.map(|(age_ms, consumer)| Holder { consumer: consumer.name, age_ms });
+        Self { topic: topic.clone(), used, quota, holder }
+    }
+}
+
+impl Holder {
+    fn advice(&self) -> String {
+        let Self { consumer, age_ms } = self;
+        let age = span(age_ms / 1000);
+        format!(
+            "its oldest message has waited {age} for consumer '{consumer}'; let it consume and acknowledge, unsubscribe it, or "
+        )
+    }
+}
+
+/// The last refusal of each topic, until it is taken. Bounded by the number of topics; clones share it.
+#[derive(Clone, Default)]
+pub struct FullTopics(Arc<Mutex<HashMap<Arc<TopicKey>, Rejected>>>);
+
+impl FullTopics {
+    /// A topic has refused a request's messages.
+    pub(crate) fn note(&self, refusal: &Rejected) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(refusal.topic.clone(), refusal.clone());
+    }
+
+    /// Takes the refusals of those topics that are wanted now; the others stay.
+    pub fn take(&self, wanted: impl Fn(&TopicKey) -> bool) -> Vec<Rejected> {
+        let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        refusals.extract_if(|topic, _| wanted(topic)).map(|(_, refusal)| refusal).collect()
+    }
+}
