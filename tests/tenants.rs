@@ -2,9 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, USER, forwarded, measurement};
+use crate::harness::{Gateway, PASSWORD, USER, event, eventually, forwarded, measurement, of_object};
 
 const TENANTS: &str = "/tidegate/v1/tenants";
+const TOPICS: &str = "/tidegate/v1/topics";
 
 fn names(list: &Value) -> Vec<&str> {
     list["tenants"].as_array().unwrap().iter().map(|tenant| tenant["id"].as_str().unwrap()).collect()
@@ -99,8 +100,11 @@ async fn a_removed_tenant_takes_nothing_more_and_its_topics_drain() {
         let request = json!({"subscription": "Sub1", "subscriber": subscriber});
         gateway.post("/notification2/token", &request).user(&keeper, PASSWORD)
     };
-    let (connected, waiting) = (token("subA").await.expect(200).json(), token("subB").await.expect(200).json());
-    let (connected, waiting) = (connected["token"].as_str().unwrap(), waiting["token"].as_str().unwrap());
+    let mut tokens = Vec::new();
+    for subscriber in ["subA", "subB", "subC"] {
+        tokens.push(token(subscriber).await.expect(200).json()["token"].as_str().unwrap().to_owned());
+    }
+    let [connected, waiting, never] = &tokens[..] else { unreachable!() };
     let mut consumer = gateway.consumer_with(connected).await.unwrap();
     gateway.consumer_with(waiting).await.unwrap().close().await;
     let measure = |value| gateway.post_measurement(&measurement(&device, "t", value)).user(&keeper, PASSWORD);
@@ -115,6 +119,8 @@ async fn a_removed_tenant_takes_nothing_more_and_its_topics_drain() {
     assert_eq!(names(&gateway.get(TENANTS).await.expect(200).json()), ["edge"]);
     assert_eq!(consumer.receive().await.json()["c8y_Reading"]["R"]["value"], 2, "a connection stays");
     consumer.close().await;
+    let refused = gateway.consumer_with(never).await.err();
+    assert_eq!(refused, Some(401), "a consumer that would be new");
 
     gateway.restart().await;
     gateway.get("/user/currentUser").user(&keeper, PASSWORD).await.error(401, "");
@@ -122,15 +128,88 @@ async fn a_removed_tenant_takes_nothing_more_and_its_topics_drain() {
     for value in [1, 2] {
         assert_eq!(consumer.receive().await.json()["c8y_Reading"]["R"]["value"], value);
     }
-    assert!(consumer.is_silent_for(std::time::Duration::from_millis(300)).await);
-    consumer.close().await;
-    gateway.unsubscribe(waiting).await.expect(200);
+    // Nothing will ever come any more: consumers that have all go, and the topic with the last.
+    assert!(consumer.try_next().await.is_none());
+    let list = format!("{TOPICS}?tenant=plant1");
+    eventually("the topic is gone", async || {
+        let list = gateway.get(&list).await.expect(200).json();
+        list["topics"].as_array().unwrap().is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(gateway.consumer_with(waiting).await.err(), Some(401));
+    gateway.unsubscribe(waiting).await.error(500, "no subscriber");
     // The gateway's own tenant has not noticed.
     let device = gateway.device("pump").await;
     gateway.subscribe(&forwarded("Sub1", &device)).await;
     let mut own = gateway.consumer("Sub1", "subA").await;
     gateway.measure(&device, "t", 4).await;
     assert_eq!(own.receive().await.description, format!("/edge/measurements/{device}"));
+}
+
+// With `purge` nothing is left to drain, and nothing on the disk.
+#[tokio::test]
+async fn a_purged_tenant_leaves_nothing() {
+    let mut gateway = Gateway::start().await;
+    let tables = [
+        "topic",
+        "consumer",
+        "cursor",
+        "msg",
+        "managed_object",
+        "external_id",
+        "subscription",
+        "event",
+        "topic_setting",
+    ];
+    let mut tokens = Vec::new();
+    for tenant in ["plant1", "plant2"] {
+        let keeper = gateway.tenant(tenant).await;
+        let post = |path: &str, body: &Value| gateway.post(path, body).user(&keeper, PASSWORD);
+        let created = post("/inventory/managedObjects", &json!({"name": "pump"})).await.expect(201).json();
+        let device = created["id"].as_str().unwrap();
+        post(&format!("/identity/globalIds/{device}/externalIds"), &json!({"type": "s", "externalId": "1"}))
+            .await
+            .expect(201);
+        post("/notification2/subscriptions", &of_object("Sub1", device, &["events"])).await.expect(201);
+        let request = json!({"subscription": "Sub1", "subscriber": "subA"});
+        let token =
+            post("/notification2/token", &request).await.expect(200).json()["token"].as_str().unwrap().to_owned();
+        gateway.consumer_with(&token).await.unwrap().close().await;
+        post("/event/events", &event(device, "t", "x")).await.expect(201);
+        gateway
+            .put(&format!("{TOPICS}/persistent/Sub1?tenant={tenant}"), &json!({"ttlSeconds": 9999}))
+            .await
+            .expect(200);
+        tokens.push(token);
+    }
+    let mut connected = gateway.consumer_with(&tokens[0]).await.unwrap();
+    connected.next().await;
+    gateway.delete(&format!("{TENANTS}/plant1?purgee=true")).await.error(422, "purgee: is not a parameter");
+    gateway.delete(&format!("{TENANTS}/plant1?purge=true")).await.expect(204);
+    assert!(connected.try_next().await.is_none(), "the connection ends");
+    assert_eq!(gateway.consumer_with(&tokens[0]).await.err(), Some(401));
+    // One that was removed before can be purged later.
+    gateway.delete(&format!("{TENANTS}/plant2")).await.expect(204);
+    gateway.consumer_with(&tokens[1]).await.unwrap().close().await;
+    gateway.delete(&format!("{TENANTS}/plant2")).await.error(404, "no such tenant");
+    let url = format!("http://{}", gateway.addr);
+    let rest = [("TIDEGATE_URL", url.as_str()), ("TIDEGATE_USER", USER), ("TIDEGATE_PASSWORD", PASSWORD)];
+    assert!(run(&gateway, &["remove", "plant2", "--purge"], &rest, "purge").await.0);
+    gateway.delete(&format!("{TENANTS}/plant3?purge=true")).await.error(404, "no such tenant");
+    eventually("the events are deleted", async || {
+        (gateway.metric("tidegate_objects_deleted_total").await >= 2.0).then_some(())
+    })
+    .await;
+    assert_eq!(gateway.consumer_with(&tokens[1]).await.err(), Some(401));
+    gateway.stop().await;
+    let mut database = gateway.database().await;
+    for table in tables {
+        let sql = sqlx::AssertSqlSafe(format!("SELECT count(*) FROM {table}"));
+        let count: i64 = sqlx::query_scalar(sql).fetch_one(&mut database).await.unwrap();
+        // Settings stay for a while, in case that a request is still arriving.
+        let expected = if table == "topic_setting" { 2 } else { 0 };
+        assert_eq!(count, expected, "{table}");
+    }
 }
 
 /// Runs `tidegate tenant` and returns whether it succeeded and what it printed.
@@ -181,7 +260,7 @@ async fn tenants_of_users_that_were_there_before_are_known() {
         "DROP TABLE tenant",
         "ALTER TABLE user DROP COLUMN profile",
         "INSERT INTO user SELECT 'old', name, hash, roles FROM user",
-        "DELETE FROM _sqlx_migrations WHERE description = 'access'",
+        "DELETE FROM _sqlx_migrations WHERE description IN ('access', 'removal')",
     ] {
         sqlx::query(sql).execute(&mut database).await.unwrap();
     }

@@ -104,6 +104,9 @@ enum TenantCommand {
     Remove {
         /// The tenant
         name: String,
+        /// Deletes its topics, with what waits there, and its objects, too; also of a tenant that was removed before
+        #[arg(long)]
+        purge: bool,
     },
     /// Lists the tenants
     List,
@@ -179,7 +182,10 @@ async fn tenants_by_rest(client: &Client, command: &TenantCommand) -> anyhow::Re
             client.post(PATH, &body).await?;
             password.show(&format!("{name}/{admin}"))
         }
-        TenantCommand::Remove { name } => Ok(client.delete(&format!("{PATH}/{}", path_segment(name))).await?),
+        TenantCommand::Remove { name, purge } => {
+            let purge = if *purge { "?purge=true" } else { "" };
+            Ok(client.delete(&format!("{PATH}/{}{purge}", path_segment(name))).await?)
+        }
         TenantCommand::List => {
             let tenants = client.pages(PATH, "tenants").await?;
             print(&tenants.iter().map(|tenant| tenant["id"].as_str().unwrap_or_default()).collect::<Vec<_>>())
@@ -235,7 +241,9 @@ async fn tenants_on_disk(directory: &Directory, command: &TenantCommand) -> anyh
             let statements = tenants.add(&tenant, &account, now_ms).await?;
             Ok(Done::shown(statements, password, format!("{name}/{admin}")))
         }
-        TenantCommand::Remove { name } => Ok(Done::silent(tenants.remove(&name.as_str().into(), now_ms).await?)),
+        TenantCommand::Remove { name, purge } => {
+            Ok(Done::silent(tenants.remove(&name.as_str().into(), *purge, now_ms).await?))
+        }
         TenantCommand::List => {
             let rows = tenants.list(0, u64::MAX).await?;
             print(&rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>())?;

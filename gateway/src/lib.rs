@@ -8,6 +8,7 @@
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
+//! - [`removal`] deletes what is left of tenants that were removed.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
@@ -40,6 +41,7 @@ pub mod message;
 pub mod pipeline;
 pub mod platform;
 pub mod plugin;
+pub mod removal;
 pub mod retention;
 pub mod serve;
 pub mod socket;

@@ -29,6 +29,7 @@ use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
+use crate::removal::Removal;
 use crate::retention::Retention;
 use crate::store::Store;
 use crate::subscription::Index;
@@ -262,6 +263,14 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let stopping = CancellationToken::new();
     let retention = Retention::new(&config.retention, readers.clone(), writer.clone(), clock.clone());
     tokio::spawn(retention.run(stopping.clone()));
+    let removal = Removal {
+        store: readers.clone(),
+        writer: writer.clone(),
+        topics: topics.clone(),
+        sources: sources.clone(),
+        clock: clock.clone(),
+    };
+    tokio::spawn(removal.run(stopping.clone()));
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,

@@ -4,7 +4,7 @@
 mod tenants;
 mod users;
 
-pub use tenants::{TenantRow, Tenants, check_name as check_tenant_name};
+pub use tenants::{Removed, TenantRow, Tenants, check_name as check_tenant_name, removed};
 pub use users::{Account, UserFields, Users};
 
 use crate::json::Invalid;

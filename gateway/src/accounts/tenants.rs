@@ -11,6 +11,10 @@ use crate::store::{Statement, StoreError, Value};
 /// Length of a tenant's name in characters.
 const NAME_CHARS: std::ops::RangeInclusive<usize> = 2..=32;
 
+/// What is still to be deleted of a removed tenant: topics as they drain, or topics and objects at once. 0 is nothing.
+const REST_TOPICS: i64 = 1;
+const REST_ALL: i64 = 2;
+
 /// A tenant that is there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantRow {
@@ -18,6 +22,41 @@ pub struct TenantRow {
     pub name: Tenant,
     /// When it was made, ms since the epoch.
     pub created_ms: i64,
+}
+
+/// A tenant that was removed, and of which something is left.
+#[derive(Clone, Debug)]
+pub struct Removed {
+    /// Its name.
+    pub name: Tenant,
+    /// When it was removed, ms since the epoch.
+    pub removed_ms: i64,
+    /// Whether its topics and objects are to be deleted at once.
+    pub purge: bool,
+}
+
+/// The tenants that were removed, and of which something is left.
+pub async fn removed(store: &SqlitePool) -> Result<Vec<Removed>, StoreError> {
+    let rows: Vec<(String, i64, i64)> =
+        sqlx::query_as("SELECT name, removed, rest FROM tenant WHERE removed IS NOT NULL AND rest > 0")
+            .fetch_all(store)
+            .await?;
+    let read = |(name, removed_ms, rest): (String, i64, i64)| Removed {
+        name: name.as_str().into(),
+        removed_ms,
+        purge: rest == REST_ALL,
+    };
+    Ok(rows.into_iter().map(read).collect())
+}
+
+impl Removed {
+    /// Nothing is left of it, unless more was asked for meanwhile.
+    #[must_use]
+    pub fn settle(&self) -> Statement {
+        let rest = if self.purge { REST_ALL } else { REST_TOPICS };
+        let values = vec![Value::Text(self.name.to_string()), Value::Int(rest)];
+        Statement { sql: "UPDATE tenant SET rest = 0 WHERE name = ? AND rest = ?", values }
+    }
 }
 
 /// The rows of tenants.
@@ -57,11 +96,12 @@ impl Tenants<'_> {
         Ok(vec![Statement { sql: "INSERT INTO tenant(name, created) VALUES (?, ?)", values }, admin.insert()])
     }
 
-    /// Removes a tenant with its users and subscriptions. What waits in its topics stays for the consumers that have tokens.
+    /// Removes a tenant with its users and subscriptions. What waits in its topics stays for the consumers that have tokens,
+    /// unless it is to be purged: then the topics go, too, and all objects. A tenant that was removed before can still be purged.
     ///
     /// # Errors
     /// When it is not there, or is the gateway's own.
-    pub async fn remove(&self, name: &Tenant, now_ms: i64) -> Result<Vec<Statement>, AccountError> {
+    pub async fn remove(&self, name: &Tenant, purge: bool, now_ms: i64) -> Result<Vec<Statement>, AccountError> {
         if name.as_str() == DEFAULT_TENANT {
             return Err(Invalid::new(
                 "",
@@ -69,14 +109,17 @@ impl Tenants<'_> {
             )
             .into());
         }
-        self.get(name).await?;
+        let removed = self.removed(name).await?.ok_or(AccountError::Missing("tenant"))?;
+        if removed.is_some() && !purge {
+            return Err(AccountError::Missing("tenant"));
+        }
         let tenant = || Value::Text(name.to_string());
         Ok(vec![
             Statement { sql: "DELETE FROM user WHERE tenant = ?", values: vec![tenant()] },
             Statement { sql: "DELETE FROM subscription WHERE tenant = ?", values: vec![tenant()] },
             Statement {
-                sql: "UPDATE tenant SET removed = ? WHERE name = ?",
-                values: vec![Value::Int(now_ms), tenant()],
+                sql: "UPDATE tenant SET removed = ifnull(removed, ?), rest = ? WHERE name = ?",
+                values: vec![Value::Int(now_ms), Value::Int(if purge { REST_ALL } else { REST_TOPICS }), tenant()],
             },
         ])
     }

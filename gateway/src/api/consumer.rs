@@ -14,7 +14,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::Role;
 
-use super::{ApiError, AppState, query, tokens};
+use super::{ApiError, App, AppState, query, tokens};
 use crate::auth::random;
 use crate::backlog::Connecting;
 use crate::consumer::Kind;
@@ -37,6 +37,10 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
         kind: if claims.shared { Kind::Shared } else { Kind::Exclusive },
         member: member_name(request.uri())?,
     };
+    if !app.auth.knows(&claims.tenant) && !is_known(&app, &who) {
+        let message = "The token's tenant was removed; only consumers for which messages wait may connect.";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, "security/Unauthorized", message));
+    }
     let accept = accept_key(request.headers())?;
     let attached = app.writer.attach(who).await?;
     let idle = Duration::from_secs(app.config.consumer.idle_seconds);
@@ -61,6 +65,12 @@ pub(super) async fn connect(State(app): AppState, mut request: Request) -> Resul
         .header(SEC_WEBSOCKET_ACCEPT, accept)
         .body(Body::empty())
         .map_err(|_| ApiError::new(StatusCode::BAD_REQUEST, "general/badRequest", "The upgrade cannot be answered."))
+}
+
+/// Whether the consumer has connected before and was not unsubscribed.
+fn is_known(app: &App, who: &Connecting) -> bool {
+    let figures = app.topics.topic_figures(&who.topic);
+    figures.is_some_and(|topic| topic.consumers.iter().any(|consumer| consumer.name == who.consumer))
 }
 
 /// The `consumer` parameter: a name that makes sources stick to this client of a shared consumer (seed 000, "Shared consumer

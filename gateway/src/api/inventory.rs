@@ -18,7 +18,7 @@ use crate::message::{Action, Api, Message, Tenant};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::children::Shown;
 use crate::platform::inventory::{self, ManagedObject};
-use crate::platform::list::{Listed, id_list};
+use crate::platform::list::Listed;
 use crate::platform::page::{Envelope, MAX_BYTES, PageRequest, flag};
 use crate::platform::relation::{Kind, Relation, Side};
 use crate::platform::search::{self, Bounds, Filter};
@@ -264,16 +264,7 @@ async fn delete_objects(
         messages.push(message(tenant, &object, Action::Delete, deletion(id)));
     }
     let _subscribing = app.subscribing.lock().await;
-    let ids = id_list(doomed);
-    let statements = [
-        "DELETE FROM managed_object WHERE id IN (SELECT value FROM json_each(?))",
-        "DELETE FROM subscription WHERE source IN (SELECT value FROM json_each(?))",
-        "DELETE FROM external_id WHERE object IN (SELECT value FROM json_each(?))",
-        "DELETE FROM link WHERE parent IN (SELECT value FROM json_each(?))",
-        "DELETE FROM link WHERE child IN (SELECT value FROM json_each(?))",
-    ]
-    .map(|sql| Statement { sql, values: vec![Value::Text(ids.clone())] });
-    let done = submit(app, tenant, mode, messages, statements.into()).await?;
+    let done = submit(app, tenant, mode, messages, inventory::deletions(doomed)).await?;
     if done.stored {
         for id in doomed {
             app.sources.remove(*id);

@@ -14,7 +14,8 @@ use crate::accounts::{Account, TenantRow, Tenants, check_tenant_name};
 use crate::auth::{AuthError, DEFAULT_TENANT, Role, Roles, generate_password};
 use crate::json::{self, Invalid, Members};
 use crate::message::Tenant;
-use crate::platform::page::PageRequest;
+use crate::platform::list::only_known;
+use crate::platform::page::{PageRequest, flag};
 use crate::time;
 use crate::writer::Change;
 
@@ -83,17 +84,21 @@ pub(super) async fn get(
 }
 
 /// DELETE: users and subscriptions go, so that nobody gets in and nothing new arrives; consumers that have a token still get
-/// what waits for them.
+/// what waits for them. With `purge` topics and objects go, too, see [`crate::removal`].
 pub(super) async fn delete(
     State(app): AppState,
     caller: Caller,
     Names(name): Names<String>,
+    uri: Uri,
 ) -> Result<Response, ApiError> {
     operator(&caller)?;
+    let query = query(&uri);
+    only_known(&query, &["purge"])?;
+    let purge = flag(&query, "purge")?;
     let tenant = Tenant::from(name.as_str());
     let _held = app.accounts.lock(tenant.clone()).await;
     let _subscribing = app.subscribing.lock().await;
-    let statements = tenants(&app).remove(&tenant, app.clock.now_ms()).await?;
+    let statements = tenants(&app).remove(&tenant, purge, app.clock.now_ms()).await?;
     app.writer.commit(Change { statements, ..Change::default() }).await?;
     app.auth.remove_tenant(&tenant);
     for route in app.index.list(&tenant, |_| true) {

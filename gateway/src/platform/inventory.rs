@@ -5,12 +5,14 @@ use futures_util::TryStreamExt as _;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row as _, SqliteExecutor, SqlitePool};
 
+use super::list::id_list;
 use super::merge::merge;
 use super::object::{member, stored_text};
 use super::relation::{Kind, Relation};
 use super::{PATH, Sources, check_name, push_decimal, push_self, short_string};
 use crate::json::{self, Invalid, Limits, Member, Members};
 use crate::message::Tenant;
+use crate::store::{Statement, Value};
 use crate::time;
 
 /// A managed object as a client sent it.
@@ -196,6 +198,21 @@ pub async fn get(store: impl SqliteExecutor<'_>, tenant: &str, id: u64) -> sqlx:
         .fetch_optional(store)
         .await?;
     row.as_ref().map(ManagedObject::from_row).transpose()
+}
+
+/// Deletes managed objects and what hangs on them: subscriptions, links, external ids.
+#[must_use]
+pub fn deletions<'a>(ids: impl IntoIterator<Item = &'a u64>) -> Vec<Statement> {
+    let ids = id_list(ids);
+    [
+        "DELETE FROM managed_object WHERE id IN (SELECT value FROM json_each(?))",
+        "DELETE FROM subscription WHERE source IN (SELECT value FROM json_each(?))",
+        "DELETE FROM external_id WHERE object IN (SELECT value FROM json_each(?))",
+        "DELETE FROM link WHERE parent IN (SELECT value FROM json_each(?))",
+        "DELETE FROM link WHERE child IN (SELECT value FROM json_each(?))",
+    ]
+    .map(|sql| Statement { sql, values: vec![Value::Text(ids.clone())] })
+    .into()
 }
 
 /// Reads all managed objects into memory, with their names and links.
