@@ -193,8 +193,8 @@ async fn a_database_of_the_first_release_opens() {
            INSERT INTO topic VALUES (1, 'edge', 'Sub1');
            INSERT INTO consumer VALUES (1, 1, 'subA', 0);
            INSERT INTO cursor VALUES (1, 2, '[]');
-           INSERT INTO msg VALUES (1, 1, 1, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":1}' AS BLOB)),
-             (2, 1, 1, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":2}' AS BLOB));
+           INSERT INTO msg VALUES (1, 1, unixepoch() * 1000, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":1}' AS BLOB)),
+             (2, 1, unixepoch() * 1000, CAST('/edge/measurements/1000' || x'0a' || 'CREATE' || x'0a0a' || '{"n":2}' AS BLOB));
            UPDATE meta SET v = 66536 WHERE k = 'object_id'; UPDATE meta SET v = 3 WHERE k = 'message_id';"#,
     )
     .execute(&mut database)
