@@ -2,21 +2,20 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::measurement::{SendTimes, number};
+use crate::inbox::{Inbox, LINGER, Received};
+use crate::measurement::SendTimes;
 
 const BUFFER_BYTES: usize = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often a waiting thread looks whether it should end.
 const TICK: Duration = Duration::from_millis(50);
-/// How long a frame too many is waited for.
-const LINGER: Duration = Duration::from_millis(100);
 
 const TEXT: u8 = 1;
 const CLOSE: u8 = 8;
@@ -118,6 +117,27 @@ impl Socket {
         Ok(())
     }
 
+    /// Reads what has come, or nothing for a tick, and acknowledges it: all acknowledgements go out in one write.
+    pub(crate) fn turn(&mut self, mut on_notification: impl FnMut(&[u8], Instant)) -> Result<()> {
+        self.fill()?;
+        let now = Instant::now();
+        let mut out = Vec::new();
+        while let Some(Frame { opcode, payload }) = self.next()? {
+            match opcode {
+                TEXT => {
+                    let line =
+                        memchr::memchr(b'\n', payload).context("a notification without an acknowledgement id")?;
+                    put(&mut out, TEXT, &payload[..line]);
+                    on_notification(payload, now);
+                }
+                PING => put(&mut out, PONG, payload),
+                PONG => {}
+                other => bail!("a frame of kind {other}"),
+            }
+        }
+        Ok(self.stream.write_all(&out)?)
+    }
+
     fn wait_for(&mut self, opcode: u8, patience: Duration) -> Result<Instant> {
         let deadline = Instant::now() + patience;
         while Instant::now() < deadline {
@@ -145,101 +165,40 @@ fn put(out: &mut Vec<u8>, opcode: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// What a consumer has received since the last look.
-#[derive(Default)]
-pub(crate) struct Received {
-    frames: u64,
-    /// Frames whose number was not sent or had come before.
-    strange: u64,
-    /// From the sending of the post to the reading of its frame, in milliseconds.
-    pub(crate) delays: Vec<f64>,
-}
-
 /// A consumer on a thread of its own that acknowledges each message.
 pub(crate) struct Consumer {
-    thread: Option<JoinHandle<Result<()>>>,
-    received: Arc<Mutex<Received>>,
+    thread: Option<JoinHandle<()>>,
+    pub(crate) inbox: Inbox,
     ending: Arc<AtomicBool>,
 }
 
 impl Consumer {
     pub(crate) fn connect(to: SocketAddr, token: &str, sent: Arc<SendTimes>) -> Result<Self> {
-        let socket = Socket::connect(to, token)?;
-        let received = Arc::<Mutex<Received>>::default();
-        let ending = Arc::<AtomicBool>::default();
-        let (shared, flag) = (received.clone(), ending.clone());
-        let thread = std::thread::Builder::new()
-            .name("consumer".into())
-            .spawn(move || consume(socket, &sent, &shared, &flag))?;
-        Ok(Self { thread: Some(thread), received, ending })
+        let mut socket = Socket::connect(to, token)?;
+        let (inbox, ending) = (Inbox::default(), Arc::<AtomicBool>::default());
+        let (shared, flag) = (inbox.clone(), ending.clone());
+        let consume = move || {
+            let mut outcome = Ok(());
+            while outcome.is_ok() && !flag.load(Ordering::Relaxed) {
+                outcome = socket.turn(|frame, now| shared.lock().note(frame, &sent, now));
+            }
+            shared.end(outcome);
+        };
+        let thread = std::thread::Builder::new().name("consumer".into()).spawn(consume)?;
+        Ok(Self { thread: Some(thread), inbox, ending })
     }
 
     /// Waits for exactly `count` frames since the last call, each of another post; fewer and more are errors.
-    pub(crate) fn take(&mut self, count: u64, patience: Duration) -> Result<Received> {
-        let deadline = Instant::now() + patience;
-        while lock(&self.received).frames < count {
-            if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
-                self.join()?;
-                bail!("the consumer has ended");
-            }
-            let frames = lock(&self.received).frames;
-            ensure!(Instant::now() < deadline, "{frames} frames for {count} answers of 201 after {patience:?}");
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    pub(crate) fn take(&self, count: u64, patience: Duration) -> Result<Received> {
+        self.inbox.wait(count, patience)?;
         std::thread::sleep(LINGER);
-        let received = std::mem::take(&mut *lock(&self.received));
-        ensure!(received.frames == count, "{} frames for {count} answers of 201", received.frames);
-        ensure!(received.strange == 0, "{} frames came twice or were never posted", received.strange);
-        Ok(received)
-    }
-
-    fn join(&mut self) -> Result<()> {
-        self.ending.store(true, Ordering::Relaxed);
-        match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(outcome)) => outcome.context("consumer"),
-            Some(Err(_)) => bail!("the consumer panicked"),
-            None => Ok(()),
-        }
+        self.inbox.take(count)
     }
 }
 
 impl Drop for Consumer {
     fn drop(&mut self) {
-        let _ = self.join();
+        self.ending.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
     }
-}
-
-fn lock(received: &Mutex<Received>) -> MutexGuard<'_, Received> {
-    received.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Reads, records and acknowledges; all acknowledgements of one read go out in one write.
-fn consume(mut socket: Socket, sent: &SendTimes, received: &Mutex<Received>, ending: &AtomicBool) -> Result<()> {
-    let mut out = Vec::new();
-    while !ending.load(Ordering::Relaxed) {
-        socket.fill()?;
-        let now = Instant::now();
-        let mut received = lock(received);
-        while let Some(frame) = socket.next()? {
-            match frame.opcode {
-                TEXT => {
-                    let line =
-                        memchr::memchr(b'\n', frame.payload).context("a notification without an acknowledgement id")?;
-                    put(&mut out, TEXT, &frame.payload[..line]);
-                    received.frames += 1;
-                    match number(frame.payload).and_then(|number| sent.take(number, now)) {
-                        Some(delay) => received.delays.push(delay.as_secs_f64() * 1e3),
-                        None => received.strange += 1,
-                    }
-                }
-                PING => put(&mut out, PONG, frame.payload),
-                PONG => {}
-                other => bail!("a frame of kind {other}"),
-            }
-        }
-        drop(received);
-        socket.stream.write_all(&out)?;
-        out.clear();
-    }
-    Ok(())
 }

@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 
 use crate::Plan;
 use crate::consumer::Socket;
-use crate::gateway::{BINARY, Gateway};
+use crate::gateway::Gateway;
 use crate::load::Load;
-use crate::measurement::{Request, SendTimes};
+use crate::measurement::{Request, SendTimes, type_filter};
 use crate::report::{Report, Row, Target, note};
 use crate::scene::Scene;
 use crate::stats::median;
@@ -21,7 +21,7 @@ const FILLED_WITHIN: Duration = Duration::from_secs(600);
 const FIRST_FRAME_WITHIN: Duration = Duration::from_secs(60);
 
 pub(crate) fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
-    let binary = std::fs::metadata(BINARY)?.len() as f64 / 1e6;
+    let binary = std::fs::metadata(crate::binary())?.len() as f64 / 1e6;
     report.add(Row {
         figure: "binary".into(),
         measured: format!("{binary:.1} MB"),
@@ -64,7 +64,7 @@ fn first_start(plan: &Plan, data: &Path, report: &mut Report) -> Result<f64> {
     let gateway = Gateway::start(data)?;
     let ready = gateway.ready_after;
     idle(&gateway, "RSS idle, cold", report)?;
-    Scene::set_up(gateway.http, plan.devices)?;
+    Scene::set_up(gateway.http, plan.devices, Some(&type_filter()))?;
     gateway.stop()?;
     Ok(milliseconds(ready))
 }
@@ -92,7 +92,7 @@ fn idle(gateway: &Gateway, figure: &str, report: &mut Report) -> Result<()> {
 fn backlog(plan: &Plan, data: &Path, report: &mut Report) -> Result<()> {
     note(&format!("footprint: a backlog of {}", plan.backlog));
     let gateway = Gateway::start(data)?;
-    let scene = Scene::set_up(gateway.http, BULK)?;
+    let scene = Scene::set_up(gateway.http, BULK, Some(&type_filter()))?;
     Socket::connect(gateway.http, &scene.token)?.leave()?;
     fill(plan, &gateway, &scene, report)?;
     gateway.stop()?;
@@ -113,6 +113,7 @@ fn fill(plan: &Plan, gateway: &Gateway, scene: &Scene, report: &mut Report) -> R
         sent: &Arc::new(SendTimes::new()),
         in_flight: 4,
         most: requests,
+        per_second: None,
         time: FILLED_WITHIN,
     };
     let posted = load.run()?;

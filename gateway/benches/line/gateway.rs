@@ -11,8 +11,6 @@ use serde_json::Value;
 
 use crate::process::Guarded;
 
-/// The binary that is measured.
-pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_tidegate");
 /// Who posts.
 pub(crate) const USER: &str = "edge/admin";
 /// Their password.
@@ -23,7 +21,7 @@ const STOPPED_WITHIN: Duration = Duration::from_secs(30);
 
 /// The cargo profile that the binary was built with.
 pub(crate) fn profile() -> &'static str {
-    let folder = Path::new(BINARY).parent().and_then(Path::file_name).and_then(|name| name.to_str());
+    let folder = crate::binary().parent().and_then(Path::file_name).and_then(|name| name.to_str());
     folder.unwrap_or("unknown")
 }
 
@@ -38,10 +36,15 @@ pub(crate) struct Gateway {
 impl Gateway {
     /// Starts it on `data` and waits until it is ready.
     pub(crate) fn start(data: &Path) -> Result<Self> {
+        Self::start_with(data, &[])
+    }
+
+    /// Starts it with these variables in its environment.
+    pub(crate) fn start_with(data: &Path, variables: &[(&str, &str)]) -> Result<Self> {
         let ready = data.with_extension("ready");
         let log = data.with_extension("log");
         let _ = std::fs::remove_file(&ready);
-        let mut command = Command::new(BINARY);
+        let mut command = Command::new(crate::binary());
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TIDEGATE_")) {
             command.env_remove(name);
         }
@@ -52,6 +55,7 @@ impl Gateway {
             .arg(&ready)
             .env("TIDEGATE_ADMIN_PASSWORD", PASSWORD)
             .env("TIDEGATE_BACKLOG__QUOTA_BYTES", (4u64 << 30).to_string())
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&log)?);

@@ -40,11 +40,11 @@ fn content_length(head: &[u8]) -> Option<usize> {
     std::str::from_utf8(&line[NAME.len()..]).ok()?.trim().parse().ok()
 }
 
-/// A POST with Basic authentication.
-pub(crate) fn post(path: &str, headers: &str, body: &str) -> String {
+/// A POST of `user`, whose password is [`PASSWORD`].
+pub(crate) fn post(user: &str, path: &str, headers: &str, body: &str) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: tidegate.local\r\nAuthorization: Basic {}\r\n{headers}Content-Length: {}\r\n\r\n{body}",
-        STANDARD.encode(format!("{USER}:{PASSWORD}")),
+        STANDARD.encode(format!("{user}:{PASSWORD}")),
         body.len(),
     )
 }
@@ -64,7 +64,7 @@ impl Client {
     /// Posts JSON and gives the JSON that comes back with a 200 or 201.
     pub(crate) fn create(&mut self, path: &str, body: &Value) -> Result<Value> {
         let headers = "Accept: application/json\r\nContent-Type: application/json\r\n";
-        let answer = self.exchange(post(path, headers, &body.to_string()).as_bytes())?;
+        let answer = self.exchange(post(USER, path, headers, &body.to_string()).as_bytes())?;
         let parsed = Answer::parse(&answer)?.context("incomplete answer")?;
         let body = &answer[parsed.body];
         ensure!(matches!(parsed.status, 200 | 201), "{path}: {} {}", parsed.status, String::from_utf8_lossy(body));

@@ -25,6 +25,8 @@ pub(crate) struct Load<'a> {
     pub(crate) sent: &'a Arc<SendTimes>,
     pub(crate) in_flight: usize,
     pub(crate) most: u64,
+    /// At most; without it, as many as are answered.
+    pub(crate) per_second: Option<f64>,
     pub(crate) time: Duration,
 }
 
@@ -53,34 +55,47 @@ impl Load<'_> {
         for _ in 0..self.in_flight {
             connections.push(Connection::open(self.to).await?);
         }
-        let started = Instant::now();
-        let turn = Arc::new(Turn {
-            requests: self.requests.clone(),
-            sent: self.sent.clone(),
-            next: AtomicU64::new(0),
-            most: self.most,
-            until: started + self.time,
-        });
+        let turn = Arc::new(Turn::new(self.sent.clone(), self.most, self.per_second, self.time));
         let mut running: JoinSet<Result<Statuses>> = JoinSet::new();
         for connection in connections {
-            running.spawn(connection.run(turn.clone()));
+            running.spawn(connection.run(self.requests.clone(), turn.clone()));
         }
         let mut statuses = Statuses::default();
         while let Some(done) = running.join_next().await {
             statuses.add(done??);
         }
-        let elapsed = started.elapsed();
+        let elapsed = turn.started.elapsed();
         Ok(Posted { created: statuses.all_created()?, elapsed })
     }
 }
 
-/// What the connections of one load share.
-struct Turn {
-    requests: Arc<[Request]>,
+/// The numbers of one load, which its connections share.
+pub(crate) struct Turn {
+    pub(crate) started: Instant,
     sent: Arc<SendTimes>,
     next: AtomicU64,
     most: u64,
+    per_second: Option<f64>,
     until: Instant,
+}
+
+impl Turn {
+    pub(crate) fn new(sent: Arc<SendTimes>, most: u64, per_second: Option<f64>, time: Duration) -> Self {
+        let started = Instant::now();
+        Self { started, sent, next: AtomicU64::new(0), most, per_second, until: started + time }
+    }
+
+    /// The next number, sent from now on, when it is due; nothing when the load is over.
+    pub(crate) async fn next(&self) -> Option<u64> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if let Some(per_second) = self.per_second {
+            let due = self.started + Duration::from_secs_f64(number as f64 / per_second);
+            tokio::time::sleep_until(due.min(self.until).into()).await;
+        }
+        let now = Instant::now();
+        let is_on = number < self.most && now < self.until;
+        is_on.then(|| self.sent.stamp(number, now)).map(|()| number)
+    }
 }
 
 /// Answers by status, with the first body that was not wanted.
@@ -119,17 +134,11 @@ impl Connection {
         Ok(Self { stream, request: Vec::new(), answer: vec![0; ANSWER_BYTES].into() })
     }
 
-    async fn run(mut self, turn: Arc<Turn>) -> Result<Statuses> {
+    async fn run(mut self, requests: Arc<[Request]>, turn: Arc<Turn>) -> Result<Statuses> {
         let mut created = 0;
         let mut others = Statuses::default();
-        loop {
-            let number = turn.next.fetch_add(1, Ordering::Relaxed);
-            let now = Instant::now();
-            if number >= turn.most || now >= turn.until {
-                break;
-            }
-            turn.requests[number as usize % turn.requests.len()].write(number, &mut self.request);
-            turn.sent.stamp(number, now);
+        while let Some(number) = turn.next().await {
+            requests[number as usize % requests.len()].write(number, &mut self.request);
             let answer = self.exchange().await?;
             if answer.status == 201 {
                 created += 1;

@@ -9,6 +9,7 @@ mod consumer;
 mod footprint;
 mod gateway;
 mod http;
+mod inbox;
 mod load;
 mod measurement;
 mod noop;
@@ -19,6 +20,7 @@ mod report;
 mod scene;
 mod stats;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -87,6 +89,11 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// The binary that is measured.
+fn binary() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_tidegate"))
 }
 
 fn main() -> ExitCode {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::gateway::USER;
 use crate::http::post;
 
 /// Most numbered posts of a round.
@@ -22,12 +23,16 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// One measurement of the device `source`.
-    pub(crate) fn single(source: &str, type_: &str, mode: &str) -> Self {
-        let body = body(source, type_, &now());
-        let bytes = post(PATH, &headers("measurement", mode), &body).into_bytes();
+    /// These bytes; if they are or contain a [`body`], its number can be set.
+    pub(crate) fn new(bytes: Vec<u8>) -> Self {
         let number_at = memchr::memmem::find(&bytes, MARK).map(|at| at + MARK.len());
         Self { bytes, number_at }
+    }
+
+    /// One measurement of the device `source`.
+    pub(crate) fn single(source: &str, type_: &str, time: &str, mode: &str) -> Self {
+        let body = body(source, type_, time);
+        Self::new(post(USER, PATH, &headers("measurement", mode), &body).into_bytes())
     }
 
     /// One measurement of about 200 bytes for each of `sources` in a single request.
@@ -35,8 +40,7 @@ impl Request {
         let time = now();
         let measurements: Vec<String> = sources.iter().map(|source| short_body(source, TYPES[0], &time)).collect();
         let body = format!(r#"{{"measurements":[{}]}}"#, measurements.join(","));
-        let bytes = post(PATH, &headers("measurementcollection", mode), &body).into_bytes();
-        Self { bytes, number_at: None }
+        Self::new(post(USER, PATH, &headers("measurementcollection", mode), &body).into_bytes())
     }
 
     /// Puts the request with this number into `buffer`.
@@ -92,10 +96,10 @@ pub(crate) fn number(body: &[u8]) -> Option<u64> {
     std::str::from_utf8(body.get(at..at + DIGITS)?).ok()?.parse().ok()
 }
 
-/// When each numbered post of a round was sent; shared by the load and the consumer.
+/// When each numbered post of a round was sent; shared by the load and the consumers.
 pub(crate) struct SendTimes {
     origin: Instant,
-    /// Nanoseconds since `origin`; 0: not sent, or its frame has come.
+    /// Nanoseconds since `origin`; 0: not sent.
     nanoseconds: Box<[AtomicU64]>,
 }
 
@@ -113,9 +117,9 @@ impl SendTimes {
         self.nanoseconds[number as usize].store(since, Ordering::Relaxed);
     }
 
-    /// How long ago the post was sent; nothing when it was not, or when its frame has come before.
-    pub(crate) fn take(&self, number: u64, now: Instant) -> Option<Duration> {
-        let sent = self.nanoseconds.get(number as usize)?.swap(0, Ordering::Relaxed);
+    /// How long ago the post was sent, if it was.
+    pub(crate) fn since(&self, number: u64, now: Instant) -> Option<Duration> {
+        let sent = self.nanoseconds.get(number as usize)?.load(Ordering::Relaxed);
         let since = now.duration_since(self.origin).as_nanos() as u64;
         (sent > 0).then(|| Duration::from_nanos(since.saturating_sub(sent)))
     }

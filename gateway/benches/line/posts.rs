@@ -11,7 +11,7 @@ use crate::consumer::Consumer;
 use crate::gateway::Gateway;
 use crate::http::{Answer, Client};
 use crate::load::Load;
-use crate::measurement::{MOST, Request, SendTimes, TYPES};
+use crate::measurement::{MOST, Request, SendTimes, TYPES, now, type_filter};
 use crate::noop::NoOp;
 use crate::process::Guarded;
 use crate::report::{Report, Row, Target, note};
@@ -74,10 +74,11 @@ pub(crate) fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
 
 impl Bench<'_> {
     fn set_up(plan: &Plan, gateway: Gateway) -> Result<Bench<'_>> {
-        let scene = Scene::set_up(gateway.http, plan.devices)?;
+        let scene = Scene::set_up(gateway.http, plan.devices, Some(&type_filter()))?;
+        let time = now();
         let requests = MODES.map(|mode| -> Arc<[Request]> {
             let typed = scene.devices.iter().zip(TYPES.iter().cycle());
-            typed.map(|(device, type_)| Request::single(device, type_, mode.name)).collect()
+            typed.map(|(device, type_)| Request::single(device, type_, &time, mode.name)).collect()
         });
         // Nobody has connected yet, so that this post leaves no message.
         let answer = sample(gateway.http, &requests[0][0])?;
@@ -110,7 +111,8 @@ impl Bench<'_> {
     ) -> Result<(u64, Round)> {
         self.sent.clear();
         let before = server.cpu();
-        let load = Load { to, requests, sent: &self.sent, in_flight, most: MOST, time: self.plan.round };
+        let load =
+            Load { to, requests, sent: &self.sent, in_flight, most: MOST, per_second: None, time: self.plan.round };
         let posted = load.run()?;
         let cpu = (server.cpu() - before).as_secs_f64() * 1e6 / posted.created as f64;
         Ok((posted.created, Round { rate: posted.per_second(), cpu, delays: Vec::new() }))

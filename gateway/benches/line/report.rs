@@ -76,7 +76,7 @@ impl Row {
     }
 }
 
-fn ratio(ratios: &[f64]) -> String {
+pub(crate) fn ratio(ratios: &[f64]) -> String {
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     let most = ratios.iter().copied().fold(0.0, f64::max);
     match ratios.len() {
@@ -90,7 +90,7 @@ pub(crate) fn note(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-fn machine() -> String {
+pub(crate) fn machine() -> String {
     let cores = std::thread::available_parallelism().map_or(0, usize::from);
     let processors = read("/proc/cpuinfo");
     let model = processors.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
