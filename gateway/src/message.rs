@@ -61,6 +61,9 @@ pub struct Message {
 }
 
 impl Api {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Measurements, Self::ManagedObjects, Self::Events, Self::Alarms, Self::Operations];
+
     /// The name on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {

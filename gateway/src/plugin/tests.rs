@@ -156,9 +156,7 @@ async fn fragments_to_copy_shapes_its_vectors() {
 }
 
 fn api(name: &str) -> Option<Api> {
-    [Api::Measurements, Api::ManagedObjects, Api::Events, Api::Alarms, Api::Operations]
-        .into_iter()
-        .find(|api| api.as_str() == name)
+    Api::ALL.into_iter().find(|api| api.as_str() == name)
 }
 
 fn with_api(api: Api, body: &str) -> Arc<Message> {

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::model::Subscription;
 use crate::backlog::TopicKey;
-use crate::message::{Message, SourceId, Tenant};
+use crate::message::{Api, Message, SourceId, Tenant};
 use crate::plugin::Instance;
 
 /// A subscription in force: where its messages go, and which plugins they pass.
@@ -32,7 +32,8 @@ struct Routes {
     by_source: HashMap<SourceId, Vec<Arc<Route>>>,
     /// Those of `by_source` that take messages of what is below their source, too, by the source.
     following: HashMap<u64, Vec<Arc<Route>>>,
-    tenant_wide: Vec<Arc<Route>>,
+    /// Those of the whole tenant, by the APIs that they take.
+    tenant_wide: HashMap<Api, Vec<Arc<Route>>>,
 }
 
 impl Index {
@@ -53,7 +54,8 @@ impl Index {
         let asks = !routes.following.is_empty() && message.api.with_children().is_some();
         let above = if asks { above()? } else { Vec::new() };
         let of_source = routes.by_source.get(&message.source).into_iter().flatten();
-        let own = of_source.chain(&routes.tenant_wide).map(|route| (route, true));
+        let tenant_wide = routes.tenant_wide.get(&message.api).into_iter().flatten();
+        let own = of_source.chain(tenant_wide).map(|route| (route, true));
         let of_children = above.iter().filter_map(|id| routes.following.get(id)).flatten().map(|route| (route, false));
         Ok(own
             .chain(of_children)
@@ -74,7 +76,11 @@ impl Index {
                 }
                 routes.by_source.entry(source_id(id)).or_default().push(route);
             }
-            None => routes.tenant_wide.push(route),
+            None => {
+                for api in Api::ALL.into_iter().filter(|api| route.subscription.takes(api.as_str())) {
+                    routes.tenant_wide.entry(api).or_default().push(route.clone());
+                }
+            }
         }
     }
 
@@ -85,7 +91,7 @@ impl Index {
         let Some(route) = routes.by_id.remove(&id) else { return false };
         let others = |other: &Arc<Route>| !Arc::ptr_eq(other, &route);
         match route.subscription.source {
-            None => routes.tenant_wide.retain(others),
+            None => Api::ALL.iter().for_each(|api| retain(&mut routes.tenant_wide, api, others)),
             Some(source) => {
                 retain(&mut routes.by_source, &source_id(source), others);
                 retain(&mut routes.following, &source, others);
@@ -139,7 +145,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::message::{Action, Api};
+    use crate::message::Action;
 
     fn message(tenant: &str, api: Api, source: u64) -> Message {
         let source = source_id(source);

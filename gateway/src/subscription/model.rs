@@ -81,8 +81,7 @@ impl Subscription {
     /// In `mo` context an object's own creation can never be forwarded, in `tenant` context nothing but creations of
     /// managed objects; tenant-wide measurements have to be named, `*` does not include them.
     pub fn types(&self, message: &Message, own: bool) -> impl Iterator<Item = &'static str> {
-        let wildcard = self.apis.as_ref().is_none_or(|apis| apis.iter().any(|name| name == "*"));
-        let named = |wanted: &str| self.apis.as_ref().is_some_and(|apis| apis.iter().any(|name| name == wanted));
+        let wildcard = self.takes_all();
         let Message { api, action, .. } = *message;
         let possible = match (self.context, api, action) {
             (Context::Mo, Api::ManagedObjects, Action::Create) => false,
@@ -92,8 +91,18 @@ impl Subscription {
         };
         let plain = Some(api.as_str()).filter(|_| possible && own);
         let with_children = api.with_children().filter(|_| self.context == Context::Mo);
-        let wanted = move |name: &&str| wildcard || named(name);
+        let wanted = |name: &&str| self.takes(name);
         [plain.filter(wanted), with_children.filter(wanted)].into_iter().flatten()
+    }
+
+    /// Whether it may forward messages of this type (line 2 of a frame).
+    #[must_use]
+    pub fn takes(&self, kind: &str) -> bool {
+        self.takes_all() || self.apis.iter().flatten().any(|name| name == kind)
+    }
+
+    fn takes_all(&self) -> bool {
+        self.apis.as_ref().is_none_or(|apis| apis.iter().any(|name| name == "*"))
     }
 
     /// Whether messages of what is below the source may concern this, too (seed 000, "Subscription filters").
