@@ -174,22 +174,24 @@ fn volatile_ms(id: u64) -> i64 {
 impl Consumer {
     /// A cursor tells it of a persistent topic; of another one, those who are connected.
     fn waiting(&self, log: &Log, volatile: bool) -> Waiting {
+        if self.parked {
+            return Waiting { messages: 0, bytes: 0, oldest: None };
+        }
         let group = self.group().filter(|_| volatile);
         let from = group.map_or(self.cursor.hi, Group::next);
         let start = log.entries.partition_point(|entry| entry.id < from);
         let new = (log.entries.len() - start) as u64;
-        let first = log.entries.get(start).map(|entry| entry.id);
         match group {
             Some(group) => Waiting {
                 messages: new + group.open().count() as u64,
                 bytes: log.entries.range(start..).map(|entry| u64::from(entry.len)).sum::<u64>()
                     + group.open().map(|listed| u64::from(listed.len)).sum::<u64>(),
-                oldest: group.open().map(|listed| listed.id).next().or(first),
+                oldest: group.open().map(|listed| listed.id).next().or(log.entries.get(start).map(|entry| entry.id)),
             },
             None => Waiting {
                 messages: new + self.cursor.holes.len() as u64,
                 bytes: log.appended_bytes - self.done_bytes,
-                oldest: self.cursor.holes.first().copied().or(first),
+                oldest: log.oldest(self),
             },
         }
     }

@@ -1,20 +1,21 @@
 //! What the writer knows of the backlog: it stages a batch, and changes memory only after the batch is committed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sqlx::Row as _;
 
-use super::missed::{self, Missed, Reason};
+use super::missed::{self, Reason};
+use super::room::{self, NoRoom, Room, Short};
 use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
-use super::staged::{Appended, Cut, Moved, Staged};
+use super::staged::{self, Appended, Staged};
 use super::steady::Note;
-use super::topic::{Entry, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
+use super::topic::{Entry, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
 use super::{Attached, Bodies, Connecting, Record, Rejected};
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
-use crate::store::{MessageRow, Statement, StoreError, Transaction, Value, Writing};
+use crate::store::{CursorRow, MessageRow, Statement, StoreError, Transaction, Value, Writing};
 
 /// Messages that one transaction deletes when a consumer's backlog is given up.
 const GARBAGE_PER_COMMIT: usize = 1000;
@@ -113,38 +114,46 @@ impl Ledger {
         }
     }
 
-    /// Stages all of a request's records, or none of them if one topic has no room; with `skip_full` those for which there is.
+    /// Stages all of a request's records, or none of them if one topic has no room; with `skip_full` those for which there is. What
+    /// has to go to make room goes with them.
     ///
-    /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle"). Non-persistent
-    /// topics always have room.
-    pub fn append(&self, staged: &mut Staged, records: Vec<Record>, skip_full: bool) -> Result<(), Rejected> {
+    /// Records for topics that no consumer has ever connected to are left out (seed 000, "Consumer lifecycle"), and so are those
+    /// for topics whose consumers are all left behind. Non-persistent topics always have room.
+    pub fn append(&self, staged: &mut Staged, records: Vec<Record>, skip_full: bool) -> Result<(), NoRoom> {
         let wanted = records.into_iter().filter_map(|record| Some((self.topics.get(&record.topic)?, record)));
         let (passing, wanted): (Vec<_>, Vec<_>) = wanted.partition(|(topic, _)| topic.key().non_persistent);
-        let mut fitting: Vec<(Arc<Topic>, Record)> = Vec::with_capacity(wanted.len());
-        for (topic, record) in wanted {
-            let len = record.body.len() as u64;
-            let staged_bytes = staged.bytes.entry(topic.id).or_default();
-            let (used, quota) = {
-                let log = topic.log();
-                (log.bytes + *staged_bytes, log.policy.quota_bytes)
-            };
-            if used + len > quota {
-                if skip_full {
-                    continue;
+        let mut needs: BTreeMap<i64, (Arc<Topic>, u64)> = BTreeMap::new();
+        for (topic, record) in wanted.iter().filter(|(topic, _)| staged.is_heard(topic)) {
+            needs.entry(topic.id).or_insert_with(|| (topic.clone(), 0)).1 += record.body.len() as u64;
+        }
+        let mut rooms = Vec::new();
+        let mut full = HashSet::new();
+        for (topic, need) in needs.into_values() {
+            // Whoever tells of a refusal looks at the topic.
+            let room = room::make(&topic.log(), staged.touched.get(&topic.id), need);
+            match room {
+                Ok(room) => rooms.push((topic, room)),
+                Err(Short::Later) => return Err(NoRoom::Later),
+                Err(Short::Full { .. }) if skip_full => drop(full.insert(topic.id)),
+                Err(Short::Full { used, quota }) => {
+                    return Err(NoRoom::Rejected(Rejected::new(&self.topics, topic.key(), used, quota)));
                 }
-                for (topic, record) in &fitting {
-                    *staged.bytes.entry(topic.id).or_default() -= record.body.len() as u64;
-                }
-                return Err(Rejected::new(&self.topics, &record.topic, used, quota));
             }
-            *staged_bytes += len;
-            fitting.push((topic, record));
+        }
+        for (topic, room) in rooms.into_iter().filter(|(_, room)| *room != Room::default()) {
+            staged.give_up(&topic, room, self.next_id + staged.appended.len() as u64);
         }
         staged.passing.extend(passing);
-        for (topic, Record { slot, body, .. }) in fitting {
-            let id = self.next_id + staged.appended.len() as u64;
-            staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone() });
-            staged.appended.push(Appended { topic, id, slot, body });
+        for (topic, Record { slot, body, .. }) in wanted.into_iter().filter(|(topic, _)| !full.contains(&topic.id)) {
+            let heard = staged.is_heard(&topic);
+            let touched = staged.touched(&topic);
+            touched.messages += 1;
+            if heard {
+                touched.bytes += body.len() as u64;
+                let id = self.next_id + staged.appended.len() as u64;
+                staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone() });
+                staged.appended.push(Appended { topic, id, slot, body });
+            }
         }
         Ok(())
     }
@@ -182,8 +191,7 @@ impl Ledger {
             let expired = log.waiting().map(|entry| entry.id).take_while(|id| *id < end).take(room);
             if let Some((count, last)) = (1..).zip(expired).last() {
                 room -= count;
-                let cut = Cut { topic: topic.clone(), below: last + 1, reason: Reason::Expired };
-                staged.cuts.insert(topic.id, cut);
+                staged.touched(&topic).expired = last + 1;
             }
         }
         // As long as there are more, each commit takes some.
@@ -205,18 +213,20 @@ impl Ledger {
         if let Some(note) = staged.note {
             self.topics.steady().1.noted(note);
         }
-        for Moved { topic, consumer, cursor, ids, missed } in staged.moved.into_values() {
-            topic.log().settle(&consumer, cursor, &ids, missed.map_or(0, |missed| missed.bytes));
-            if let Some(Missed { reason, messages, .. }) = missed {
-                missed::count(reason, messages);
-            }
+        for moved in staged.moved.into_values() {
+            moved.missed.iter().for_each(|missed| missed::count(missed.reason, missed.messages));
+            let topic = moved.topic.clone();
+            self.garbage.extend(moved.apply(&mut topic.log()));
         }
-        staged.cuts.values().for_each(|cut| cut.topic.cut(cut.below));
+        for touched in staged.touched.into_values() {
+            touched.topic.cut(touched.cut());
+            missed::count(Reason::Parked, touched.messages * touched.topic.log().parked as u64);
+        }
         let now = Instant::now();
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
         for Appended { topic, id, slot, body } in staged.appended {
             let mut log = topic.log();
-            let refs = u16::try_from(log.consumers.len()).unwrap_or(u16::MAX);
+            let refs = u16::try_from(log.consumers.len() - log.parked).unwrap_or(u16::MAX);
             log.push(Entry { id, len: length(&body), refs, slot });
             log.appended.add(1, now);
             drop(log);
@@ -237,6 +247,18 @@ impl Ledger {
     /// The batch failed: nothing has changed. What it settled comes again.
     pub fn failed(&mut self, staged: Staged) {
         self.garbage.extend(staged.garbage);
+    }
+
+    /// A consumer that was left behind connects: from now on it is owed every message again.
+    pub async fn resume(&self, writing: &mut Writing, who: &Connecting) -> Result<(), StoreError> {
+        let Some(topic) = self.topics.get(&who.topic) else { return Ok(()) };
+        let parked = |log: &Log| log.consumers.get(&who.consumer).filter(|consumer| consumer.parked).map(|c| c.id);
+        let Some(consumer) = parked(&topic.log()) else { return Ok(()) };
+        let cursor = CursorRow { consumer, hi: self.next_id, holes: Vec::new(), settled_ms: None };
+        let statements = vec![staged::park(consumer, false)];
+        writing.commit(&Transaction { statements, cursors: vec![cursor], ..Transaction::default() }).await?;
+        topic.log().resume(&who.consumer, self.next_id);
+        Ok(())
     }
 
     /// Attaches to an existing consumer. `None`: it does not exist, see [`Ledger::create_consumer`].
@@ -327,10 +349,9 @@ impl Ledger {
         }
         writing.commit(&Transaction { statements, ..Transaction::default() }).await?;
         let mut log = topic.log();
+        self.garbage.extend(log.give_up(name));
         if let Some(consumer) = log.consumers.remove(name) {
-            let needed: Vec<u64> =
-                log.entries.iter().map(|entry| entry.id).filter(|id| consumer.cursor.needs(*id)).collect();
-            self.garbage.extend(needed.into_iter().filter(|id| log.release(*id)));
+            log.parked -= usize::from(consumer.parked);
             consumer.kick();
         }
         // Whoever needs both takes the topics first.
@@ -378,6 +399,7 @@ async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>
         let consumer = log.add_consumer(row.try_get(2)?, row.try_get(0)?, cursor);
         consumer.counts.settled_ms = row.try_get(5)?;
         consumer.parked = row.try_get(6)?;
+        log.parked += usize::from(consumer.parked);
     }
     Ok(highest)
 }
@@ -414,7 +436,7 @@ async fn load_messages(
             let mut refs = 0;
             let mut log = topic.log();
             for consumer in log.consumers.values_mut() {
-                if consumer.cursor.needs(id) {
+                if consumer.needs(id) {
                     refs += 1;
                 } else {
                     consumer.done_bytes += u64::from(len);

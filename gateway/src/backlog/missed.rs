@@ -1,4 +1,4 @@
-//! What a consumer did not get, and why.
+//! What consumers did not get, and why.
 
 use crate::telemetry::messages_dropped;
 
@@ -7,6 +7,10 @@ use crate::telemetry::messages_dropped;
 pub(super) enum Reason {
     /// They were older than the time to live.
     Expired,
+    /// They were the oldest, and there had to be room.
+    Evicted,
+    /// The consumer lagged, and there had to be room.
+    Parked,
 }
 
 impl Reason {
@@ -14,6 +18,8 @@ impl Reason {
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",
+            Self::Evicted => "evicted",
+            Self::Parked => "parked",
         }
     }
 }

@@ -7,10 +7,11 @@ use bytes::Bytes;
 
 use super::Record;
 use super::missed::{Missed, Reason};
+use super::room::Room;
 use super::steady::Note;
-use super::topic::{Consumer, Topic};
+use super::topic::{Consumer, Log, Topic};
 use crate::consumer::{Cursor, Slot};
-use crate::store::{CursorRow, Transaction};
+use crate::store::{CursorRow, Statement, Transaction, Value};
 
 /// A batch that is ready to be committed.
 #[derive(Default)]
@@ -20,12 +21,10 @@ pub struct Staged {
     pub(super) appended: Vec<Appended>,
     /// For non-persistent topics.
     pub(super) passing: Vec<(Arc<Topic>, Record)>,
+    /// By the topic's row id.
+    pub(super) touched: HashMap<i64, Touched>,
     /// By the consumer's row id.
     pub(super) moved: HashMap<i64, Moved>,
-    /// By the topic's row id.
-    pub(super) cuts: HashMap<i64, Cut>,
-    /// Bytes appended, by the topic's row id.
-    pub(super) bytes: HashMap<i64, u64>,
     /// Messages that nobody needed before.
     pub(super) garbage: Vec<u64>,
     pub(super) note: Option<Note>,
@@ -38,6 +37,21 @@ pub(super) struct Appended {
     pub(super) body: Bytes,
 }
 
+/// A topic that changes.
+pub(super) struct Touched {
+    pub(super) topic: Arc<Topic>,
+    /// Messages for it, stored or not,
+    pub(super) messages: u64,
+    /// and bytes of those that are stored.
+    pub(super) bytes: u64,
+    /// All messages below these ids go: first those that are too old, then those that make room, which are so many bytes.
+    pub(super) expired: u64,
+    pub(super) evicted: u64,
+    pub(super) freed: u64,
+    /// Consumers that are left behind until they connect.
+    pub(super) parked: usize,
+}
+
 /// A consumer that does not need everything any more.
 pub(super) struct Moved {
     pub(super) topic: Arc<Topic>,
@@ -45,17 +59,36 @@ pub(super) struct Moved {
     pub(super) cursor: Cursor,
     /// What it acknowledged.
     pub(super) ids: Vec<u64>,
-    pub(super) missed: Option<Missed>,
+    pub(super) missed: Vec<Missed>,
+    pub(super) parked: Option<Parked>,
 }
 
-/// All messages of a topic below an id go, whoever needs them.
-pub(super) struct Cut {
-    pub(super) topic: Arc<Topic>,
-    pub(super) below: u64,
-    pub(super) reason: Reason,
+/// A consumer that is owed nothing of what is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parked {
+    /// It is connected, and goes on with what comes next.
+    Skips,
+    /// It goes on when it connects.
+    Waits,
+}
+
+impl Touched {
+    fn new(topic: &Arc<Topic>) -> Self {
+        let topic = topic.clone();
+        Self { topic, messages: 0, bytes: 0, expired: 0, evicted: 0, freed: 0, parked: 0 }
+    }
+
+    /// Nothing below is left.
+    pub(super) fn cut(&self) -> u64 {
+        self.expired.max(self.evicted)
+    }
 }
 
 impl Staged {
+    pub(super) fn touched(&mut self, topic: &Arc<Topic>) -> &mut Touched {
+        self.touched.entry(topic.id).or_insert_with(|| Touched::new(topic))
+    }
+
     /// What the batch leaves a consumer with so far.
     fn moved(&mut self, topic: &Arc<Topic>, name: &str, consumer: &Consumer) -> &mut Moved {
         self.moved.entry(consumer.id).or_insert_with(|| Moved {
@@ -63,8 +96,15 @@ impl Staged {
             consumer: name.into(),
             cursor: consumer.cursor.clone(),
             ids: Vec::new(),
-            missed: None,
+            missed: Vec::new(),
+            parked: None,
         })
+    }
+
+    /// Whether any consumer gets what is appended to the topic.
+    pub(super) fn is_heard(&self, topic: &Topic) -> bool {
+        let log = topic.log();
+        log.consumers.len() > log.parked + self.touched.get(&topic.id).map_or(0, |touched| touched.parked)
     }
 
     /// Stages acknowledgements. Ids that the consumer does not need any more are ignored, as is a consumer that is gone.
@@ -73,23 +113,43 @@ impl Staged {
         ids.dedup();
         let log = topic.log();
         let Some(consumer) = log.consumers.get(name) else { return };
+        self.touched(topic);
         let moved = self.moved(topic, name, consumer);
         ids.retain(|id| moved.cursor.needs(*id) && log.position(*id).is_some());
         moved.cursor = moved.cursor.settled(&ids, |from, to| log.ids_between(from, to));
         moved.ids.extend(ids);
     }
 
+    /// Stages what makes room in a topic. `next_id`: of the next message.
+    pub(super) fn give_up(&mut self, topic: &Arc<Topic>, Room { below, freed, parked }: Room, next_id: u64) {
+        let touched = self.touched(topic);
+        touched.evicted = touched.evicted.max(below);
+        touched.freed += freed;
+        let log = topic.log();
+        for name in parked {
+            let Some(consumer) = log.consumers.get(&name) else { continue };
+            let how = if consumer.group().is_some() { Parked::Skips } else { Parked::Waits };
+            self.touched(topic).parked += usize::from(how == Parked::Waits);
+            let moved = self.moved(topic, &name, consumer);
+            moved.missed.extend(log.missed(&consumer.cursor, next_id, Reason::Parked));
+            moved.cursor = Cursor::starting_at(next_id);
+            moved.parked = Some(how);
+        }
+    }
+
     /// Adds the rows that follow. What the batch acknowledges is not missed, wherever it stood. `wall_ms`: the time of day.
     pub(super) fn seal(&mut self, wall_ms: i64) {
-        let cuts = std::mem::take(&mut self.cuts);
-        cuts.values().for_each(|cut| self.cut(cut));
-        self.cuts = cuts;
+        let touched = std::mem::take(&mut self.touched);
+        touched.values().filter(|touched| touched.cut() > 0).for_each(|touched| self.cut(touched));
         let mut released: HashMap<(i64, u64), u16> = HashMap::new();
         for (consumer, moved) in &self.moved {
             let Cursor { hi, holes } = moved.cursor.clone();
             let settled_ms = (!moved.ids.is_empty()).then_some(wall_ms);
             self.transaction.cursors.push(CursorRow { consumer: *consumer, hi, holes, settled_ms });
-            let cut = self.cuts.get(&moved.topic.id).map_or(0, |cut| cut.below);
+            if moved.parked == Some(Parked::Waits) {
+                self.transaction.statements.push(park(*consumer, true));
+            }
+            let cut = touched.get(&moved.topic.id).map_or(0, Touched::cut);
             let log = moved.topic.log();
             for id in moved.ids.iter().filter(|id| **id >= cut) {
                 let released = released.entry((moved.topic.id, *id)).or_default();
@@ -99,19 +159,41 @@ impl Staged {
                 }
             }
         }
+        self.touched = touched;
     }
 
-    fn cut(&mut self, Cut { topic, below, reason }: &Cut) {
+    fn cut(&mut self, touched: &Touched) {
+        let (topic, cut) = (&touched.topic, touched.cut());
         let log = topic.log();
-        self.transaction.freed.extend(log.waiting().map(|entry| entry.id).take_while(|id| id < below));
-        for (name, consumer) in &log.consumers {
+        self.transaction.freed.extend(log.waiting().map(|entry| entry.id).take_while(|id| *id < cut));
+        for (name, consumer) in log.consumers.iter().filter(|(_, consumer)| !consumer.parked) {
             let cursor = self.moved.get(&consumer.id).map_or(&consumer.cursor, |moved| &moved.cursor);
-            let cut = cursor.cut(*below);
-            if let Some(missed) = log.missed(cursor, *below, *reason) {
+            let expired = log.missed(cursor, touched.expired, Reason::Expired);
+            let evicted = log.missed(&cursor.cut(touched.expired), cut, Reason::Evicted);
+            if expired.or(evicted).is_some() {
+                let cursor = cursor.cut(cut);
                 let moved = self.moved(topic, name, consumer);
-                moved.cursor = cut;
-                moved.missed = Some(missed);
+                moved.missed.extend(expired.into_iter().chain(evicted));
+                moved.cursor = cursor;
             }
         }
     }
+}
+
+impl Moved {
+    /// The topic follows the commit. Returns ids of messages that nobody needs any more, whose rows are there still.
+    pub(super) fn apply(self, log: &mut Log) -> Vec<u64> {
+        let Self { consumer, cursor, ids, missed, parked, .. } = self;
+        match parked {
+            None => log.settle(&consumer, cursor, &ids, missed.iter().map(|missed| missed.bytes).sum()),
+            Some(how) => return log.park(&consumer, cursor, how),
+        }
+        Vec::new()
+    }
+}
+
+/// Remembers whether a consumer is owed nothing until it connects.
+pub(super) fn park(consumer: i64, parked: bool) -> Statement {
+    let values = vec![Value::Int(parked.into()), Value::Int(consumer)];
+    Statement { sql: "UPDATE cursor SET parked = ? WHERE consumer = ?", values }
 }

@@ -12,6 +12,7 @@ use super::Bodies;
 use super::figures::Meter;
 use super::missed::{self, Missed, Reason};
 use super::settings::{Book, Policy, Scope, Settings};
+use super::staged::Parked;
 use super::steady::{Note, Reading, Steady};
 use super::times::Times;
 use crate::clock::Clock;
@@ -82,6 +83,8 @@ pub(super) struct Log {
     pub(super) appended: Meter,
     pub(super) delivered: Meter,
     pub(super) consumers: Consumers,
+    /// How many of them are left behind until they connect.
+    pub(super) parked: usize,
 }
 
 /// By name.
@@ -93,6 +96,7 @@ pub(super) struct Consumer {
     pub(super) cursor: Cursor,
     /// Of `Log::appended_bytes`, those that it does not need any more.
     pub(super) done_bytes: u64,
+    /// It was left behind, and is owed nothing until it connects.
     pub(super) parked: bool,
     pub(super) counts: Counts,
     /// There while anybody is connected.
@@ -277,6 +281,7 @@ impl Topic {
             appended: Meter::new(now),
             delivered: Meter::new(now),
             consumers: HashMap::new(),
+            parked: 0,
         };
         Self { id, key, log: Mutex::new(log), newest: watch::Sender::new(0) }
     }
@@ -329,6 +334,9 @@ impl Topic {
 
     /// All messages below `below` are gone, and so is what waited in flight for acknowledgements of them.
     pub(super) fn cut(&self, below: u64) {
+        if below == 0 {
+            return;
+        }
         let mut log = self.log();
         while log.entries.front().is_some_and(|entry| entry.id < below)
             && let Some(entry) = log.entries.pop_front()
@@ -527,6 +535,11 @@ impl Consumer {
         Self { id, cursor, done_bytes, parked: false, counts, connected: None }
     }
 
+    /// Whether message `id` of the topic waits for it.
+    pub(super) fn needs(&self, id: u64) -> bool {
+        !self.parked && self.cursor.needs(id)
+    }
+
     pub(super) fn group(&self) -> Option<&Group> {
         self.connected.as_ref().map(|connected| &connected.group)
     }
@@ -567,7 +580,7 @@ impl Log {
 
     pub(super) fn ids_between(&self, from: u64, to: u64) -> impl Iterator<Item = u64> + '_ {
         let start = self.entries.partition_point(|entry| entry.id < from);
-        let end = self.entries.partition_point(|entry| entry.id < to);
+        let end = self.entries.partition_point(|entry| entry.id < to).max(start);
         self.entries.range(start..end).map(|entry| entry.id)
     }
 
@@ -619,6 +632,45 @@ impl Log {
         for id in ids {
             self.release(*id);
         }
+    }
+
+    /// The oldest message that waits for a consumer.
+    pub(super) fn oldest(&self, consumer: &Consumer) -> Option<u64> {
+        let Cursor { hi, holes } = &consumer.cursor;
+        let first = || self.ids_between(*hi, u64::MAX).next();
+        if consumer.parked { None } else { holes.first().copied().or_else(first) }
+    }
+
+    /// Nothing waits for a consumer any more. Returns what waits for nobody now.
+    pub(super) fn give_up(&mut self, consumer: &str) -> Vec<u64> {
+        let Some(consumer) = self.consumers.get(consumer) else { return Vec::new() };
+        let needed = self.entries.iter().map(|entry| entry.id).filter(|id| consumer.needs(*id));
+        let needed: Vec<u64> = needed.collect();
+        needed.into_iter().filter(|id| self.release(*id)).collect()
+    }
+
+    /// A consumer that lags goes on at `cursor`, above all that is there. Returns what waits for nobody now.
+    pub(super) fn park(&mut self, name: &str, cursor: Cursor, how: Parked) -> Vec<u64> {
+        let garbage = self.give_up(name);
+        let Some(consumer) = self.consumers.get_mut(name) else { return garbage };
+        if let Some(connected) = &mut consumer.connected {
+            connected.group.give_up_below(cursor.hi);
+            connected.moved.send_replace(());
+        }
+        consumer.cursor = cursor;
+        consumer.done_bytes = self.appended_bytes;
+        consumer.parked = how == Parked::Waits;
+        self.parked += usize::from(consumer.parked);
+        garbage
+    }
+
+    /// A consumer that was left behind is owed everything from `next_id` on.
+    pub(super) fn resume(&mut self, name: &str, next_id: u64) {
+        let Some(consumer) = self.consumers.get_mut(name).filter(|consumer| consumer.parked) else { return };
+        consumer.cursor = Cursor::starting_at(next_id);
+        consumer.done_bytes = self.appended_bytes;
+        consumer.parked = false;
+        self.parked -= 1;
     }
 
     /// Drops one reference; true if that was the last one.

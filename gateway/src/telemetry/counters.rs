@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 const IGNORED: [&str; 3] = ["unknown", "garbage", "binary"];
-const DROPPED: [&str; 2] = ["expired", "lag"];
+const DROPPED: [&str; 4] = ["expired", "evicted", "parked", "lag"];
 const LOGINS: [&str; 5] = ["credentials", "missing", "busy", "token", "token_expired"];
 const REFUSED: [&str; 8] = ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "failed", "stopping"];
 const FAILED: [&str; 2] = ["full", "failed"];

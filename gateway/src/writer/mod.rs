@@ -9,6 +9,8 @@
 
 mod health;
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -22,7 +24,7 @@ pub use health::Unwell;
 use health::Health;
 
 use crate::backlog::{
-    Attached, Connecting, FullTopics, Ledger, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey,
+    Attached, Connecting, FullTopics, Ledger, NoRoom, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey,
 };
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
@@ -400,30 +402,48 @@ impl Worker {
             settle @ Item::Settle { .. } => settle,
         })
         .await;
-        match self.try_commit(&batch).await {
-            Ok(verdicts) => batch.into_iter().zip(verdicts).for_each(|(item, verdict)| item.answer(verdict)),
-            Err(error) if batch.len() > 1 => {
-                tracing::warn!(%error, cause = ?error, commands = batch.len(), "a batch failed, trying its commands one at a time");
-                for item in batch {
-                    let result = self.try_commit(std::slice::from_ref(&item)).await;
-                    item.answer(alone(result));
+        let mut batch = batch;
+        loop {
+            match self.try_commit(&batch).await {
+                Ok(verdicts) => {
+                    let done = batch.drain(..verdicts.len());
+                    done.zip(verdicts).for_each(|(item, verdict)| item.answer(verdict));
+                    if batch.is_empty() {
+                        return;
+                    }
                 }
+                Err(error) if batch.len() > 1 => {
+                    tracing::warn!(%error, cause = ?error, commands = batch.len(), "a batch failed, trying its commands one at a time");
+                    for item in batch {
+                        let result = self.try_commit(std::slice::from_ref(&item)).await;
+                        item.answer(alone(result));
+                    }
+                    return;
+                }
+                Err(error) => return batch.into_iter().for_each(|item| item.answer(alone(Err(&error)))),
             }
-            Err(error) => batch.into_iter().for_each(|item| item.answer(alone(Err(&error)))),
         }
     }
 
-    /// Commits `batch` whole or not at all. A verdict for each item: messages may be rejected while objects are stored.
+    /// Commits the items of `batch` up to one that needs a batch of its own, all of them or none. A verdict for each: messages may
+    /// be rejected while objects are stored.
     async fn try_commit(&mut self, batch: &[Item]) -> Result<Vec<Result<(), Rejected>>, StoreError> {
         let mut staged = self.ledger.stage();
-        let verdicts = batch.iter().map(|item| self.stage(&mut staged, item)).collect();
+        let mut verdicts = Vec::with_capacity(batch.len());
+        for item in batch {
+            verdicts.push(match self.stage(&mut staged, item) {
+                Ok(()) => Ok(()),
+                Err(NoRoom::Rejected(rejected)) => Err(rejected),
+                Err(NoRoom::Later) => break,
+            });
+        }
         self.ledger.seal(&mut staged);
         let began = Instant::now();
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
                 if !staged.transaction.is_empty() {
                     self.health.commits();
-                    account(&staged.transaction, batch.len(), began.elapsed());
+                    account(&staged.transaction, verdicts.len(), began.elapsed());
                 }
                 self.ledger.committed(staged);
                 Ok(verdicts)
@@ -438,14 +458,19 @@ impl Worker {
         }
     }
 
-    fn stage(&self, staged: &mut Staged, item: &Item) -> Result<(), Rejected> {
+    fn stage(&self, staged: &mut Staged, item: &Item) -> Result<(), NoRoom> {
         match item {
             Item::Change(change, _) => {
+                let appended = self.ledger.append(staged, change.records.clone(), change.skip_full);
+                match &appended {
+                    Err(NoRoom::Later) => return appended,
+                    Err(NoRoom::Rejected(refusal)) => self.full.note(refusal),
+                    Ok(()) => {}
+                }
                 staged.transaction.statements.extend_from_slice(&change.statements);
                 staged.transaction.measurements.extend_from_slice(&change.measurements);
                 staged.transaction.events.extend_from_slice(&change.events);
-                let appended = self.ledger.append(staged, change.records.clone(), change.skip_full);
-                appended.inspect_err(|refusal| self.full.note(refusal))
+                appended
             }
             Item::Settle { topic, consumer, ids } => {
                 staged.settle(topic, consumer, ids.clone());
@@ -455,6 +480,7 @@ impl Worker {
     }
 
     async fn attach(&mut self, who: &Connecting) -> Result<Attached, AttachError> {
+        self.ledger.resume(&mut self.writing, who).await.map_err(|error| refused(&error))?;
         if let Some(attached) = self.ledger.attach(who, self.limits.group) {
             return Ok(attached?);
         }

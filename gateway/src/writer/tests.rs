@@ -1,10 +1,8 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use bytes::Bytes;
-use proptest::prelude::*;
 use sqlx::SqlitePool;
 
 use super::*;
@@ -12,39 +10,39 @@ use crate::backlog::{BacklogLimits, OnFull, Policy, Topics};
 use crate::consumer::Kind;
 use crate::store::{Store, Value};
 
-struct Gateway {
-    writer: Writer,
-    topics: Topics,
+pub(super) struct Gateway {
+    pub(super) writer: Writer,
+    pub(super) topics: Topics,
     task: tokio::task::JoinHandle<Result<(), StoreError>>,
-    store: SqlitePool,
-    clock: Clock,
+    pub(super) store: SqlitePool,
+    pub(super) clock: Clock,
 }
 
-const QUOTA: u64 = 1000;
-const TTL: u64 = 100;
+pub(super) const QUOTA: u64 = 1000;
+pub(super) const TTL: u64 = 100;
 
 impl Gateway {
     async fn open(dir: &Path) -> Self {
         Self::open_at(dir, Clock::system()).await
     }
 
-    async fn open_at(dir: &Path, clock: Clock) -> Self {
+    pub(super) async fn open_at(dir: &Path, clock: Clock) -> Self {
         let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
         let limits = BacklogLimits { quota_bytes: QUOTA, ttl_seconds: TTL, tail_bytes: 1 << 20, volatile_bytes: 100 };
         let ledger = Ledger::load(&mut writing, readers.clone(), limits, clock.clone()).await.unwrap();
         let topics = ledger.topics();
-        let limits = ConsumerLimits { topics: 3, consumers: 2, group: GroupLimits { window: 10_000, members: 2 } };
+        let limits = ConsumerLimits { topics: 3, consumers: 3, group: GroupLimits { window: 10_000, members: 2 } };
         let (writer, task) = Writer::spawn(writing, ledger, clock.clone(), limits);
         Self { writer, topics, task, store: readers, clock }
     }
 
-    async fn close(self) {
+    pub(super) async fn close(self) {
         self.writer.stop().await;
         self.task.await.unwrap().unwrap();
         self.store.close().await;
     }
 
-    async fn attach(&self, topic: &Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
+    pub(super) async fn attach(&self, topic: &Arc<TopicKey>, consumer: &str) -> Result<Attached, AttachError> {
         let (topic, consumer) = (topic.clone(), consumer.into());
         self.writer.attach(Connecting { topic, consumer, kind: Kind::Exclusive, member: "".into() }).await
     }
@@ -54,15 +52,15 @@ impl Gateway {
     }
 }
 
-fn key(name: &str) -> Arc<TopicKey> {
+pub(super) fn key(name: &str) -> Arc<TopicKey> {
     Arc::new(TopicKey { tenant: "t".into(), name: name.into(), non_persistent: false })
 }
 
-fn record(topic: &Arc<TopicKey>, len: usize) -> Record {
+pub(super) fn record(topic: &Arc<TopicKey>, len: usize) -> Record {
     Record { topic: topic.clone(), slot: 7, body: Bytes::from(vec![b'x'; len]) }
 }
 
-fn records(list: Vec<Record>) -> Change {
+pub(super) fn records(list: Vec<Record>) -> Change {
     Change { records: list, ..Change::default() }
 }
 
@@ -117,7 +115,7 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
         ..records(vec![record(&free, 10), record(&full, 60), record(&full, 60)])
     };
     let Err(Refused::Rejected(refusal)) = gateway.writer.commit(change).await else { panic!("it was not refused") };
-    assert_eq!((&refusal.topic, refusal.used, refusal.quota), (&full, 960, QUOTA));
+    assert_eq!((&refusal.topic, refusal.used, refusal.quota), (&full, 900, QUOTA));
     assert_eq!(&*refusal.holder.unwrap().consumer, "c");
     assert_eq!(gateway.count("SELECT count(*) FROM measurement").await, 1);
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1);
@@ -140,11 +138,11 @@ async fn consumers_and_topics_are_bounded() {
     let dir = tempfile::tempdir().unwrap();
     let gateway = Gateway::open(dir.path()).await;
     let mut held = Vec::new();
-    for consumer in ["a", "b"] {
+    for consumer in ["a", "b", "c"] {
         held.push(gateway.attach(&key("one"), consumer).await.unwrap());
     }
     let refusal = |result: Result<Attached, AttachError>| result.err().map(|error| error.to_string());
-    assert_eq!(refusal(gateway.attach(&key("one"), "c").await).unwrap(), "too many consumers");
+    assert_eq!(refusal(gateway.attach(&key("one"), "d").await).unwrap(), "too many consumers");
     assert_eq!(refusal(gateway.attach(&key("one"), "a").await).unwrap(), "the consumer is connected already");
     for topic in ["two", "three"] {
         held.push(gateway.attach(&key(topic), "a").await.unwrap());
@@ -191,18 +189,19 @@ async fn settings_are_in_force_at_once_and_after_a_restart() {
     gateway.writer.set_topic(key("never"), of(7)).await.unwrap();
     gateway.writer.set_topic(key("never"), Settings::default()).await.unwrap();
     // Less than what waits: nothing is dropped, and nothing more fits.
-    gateway.writer.set_topic(topic.clone(), of(10)).await.unwrap();
+    let lower = Settings { on_full: Some(OnFull::Reject), ..of(10) };
+    gateway.writer.set_topic(topic.clone(), lower).await.unwrap();
     assert_eq!(gateway.topics.get(&topic).unwrap().bytes(), 101);
     assert!(gateway.writer.commit(records(vec![record(&topic, 1)])).await.is_err());
     gateway.close().await;
 
     let gateway = Gateway::open(dir.path()).await;
     assert_eq!(gateway.topics.tenant_settings(&"t".into()), tenant);
-    assert_eq!(gateway.topics.topic_settings(&topic), of(10));
-    let policy = Policy { quota_bytes: 10, ttl_seconds: 5, on_full: OnFull::Park, gap_messages: true };
+    assert_eq!(gateway.topics.topic_settings(&topic), lower);
+    let policy = Policy { quota_bytes: 10, ttl_seconds: 5, on_full: OnFull::Reject, gap_messages: true };
     assert_eq!(gateway.topics.policy(&topic), policy);
     assert_eq!(gateway.topics.topic_figures(&topic).unwrap().policy, policy);
-    assert_eq!(gateway.topics.policy(&key("later")).quota_bytes, 7);
+    assert_eq!(gateway.topics.policy(&key("later")), Policy { quota_bytes: 7, on_full: OnFull::Park, ..policy });
     assert_eq!(gateway.topics.policy(&key("never")).quota_bytes, 100);
     gateway.close().await;
 }
@@ -259,7 +258,7 @@ async fn append(gateway: &Gateway, topic: &Arc<TopicKey>, count: usize) {
     gateway.writer.commit(records(vec![record(topic, 10); count])).await.unwrap();
 }
 
-const NOW: i64 = 1_800_000_000_000;
+pub(super) const NOW: i64 = 1_800_000_000_000;
 
 #[tokio::test]
 async fn messages_past_their_time_to_live_go_for_everybody_and_in_order() {
@@ -354,113 +353,97 @@ async fn a_clock_that_jumps_takes_no_message_away_and_keeps_none() {
     gateway.close().await;
 }
 
-#[derive(Clone, Debug)]
-enum Step {
-    Append(u8, usize),
-    Settle(u8, u8, prop::sample::Index),
-    Unsubscribe(u8, u8),
-    Restart,
+fn policy(on_full: OnFull) -> Settings {
+    Settings { quota_bytes: Some(100), on_full: Some(on_full), ..Settings::default() }
 }
 
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        6 => (0u8..2, 1usize..200).prop_map(|(topic, len)| Step::Append(topic, len)),
-        8 => (0u8..2, 0u8..2, any::<prop::sample::Index>()).prop_map(|(t, c, i)| Step::Settle(t, c, i)),
-        1 => (0u8..2, 0u8..2).prop_map(|(topic, consumer)| Step::Unsubscribe(topic, consumer)),
-        1 => Just(Step::Restart),
-    ]
+async fn acknowledge(gateway: &Gateway, consumer: &Attached, count: usize) {
+    let ids = consumer.claim(count, 1000);
+    assert_eq!(ids.len(), count);
+    assert!(ids.iter().all(|id| consumer.settle(*id)));
+    gateway.writer.settle(consumer.topic().clone(), consumer.consumer().into(), ids).await;
 }
 
-/// What each consumer has not acknowledged, in order.
-type Model = BTreeMap<(u8, u8), Vec<u64>>;
+fn backlog(gateway: &Gateway, topic: &TopicKey) -> Vec<(u64, bool)> {
+    let figures = gateway.topics.topic_figures(topic).unwrap();
+    figures.consumers.iter().map(|consumer| (consumer.backlog_messages, consumer.parked)).collect()
+}
 
-async fn run_steps(steps: Vec<Step>) -> Result<(), TestCaseError> {
+#[tokio::test]
+async fn under_evict_oldest_just_enough_goes_and_a_batch_may_push_out_its_own() {
     let dir = tempfile::tempdir().unwrap();
-    let mut gateway = Gateway::open(dir.path()).await;
-    let mut model = Model::new();
-    for step in steps {
-        let keys: Vec<_> = (0..2u8).map(|topic| key(&format!("t{topic}"))).collect();
-        match step {
-            Step::Append(topic, len) => {
-                if gateway.writer.commit(records(vec![record(&keys[topic as usize], len)])).await.is_ok() {
-                    let id = newest_id(&gateway).await;
-                    for ((_, _), waiting) in model.iter_mut().filter(|((t, _), _)| *t == topic) {
-                        waiting.push(id);
-                    }
-                }
-            }
-            Step::Settle(topic, consumer, index) => {
-                let name = format!("c{consumer}");
-                let attached = gateway.attach(&keys[topic as usize], &name).await.unwrap();
-                let waiting = model.entry((topic, consumer)).or_default();
-                if !waiting.is_empty() {
-                    let id = waiting.remove(index.index(waiting.len()));
-                    gateway.writer.settle(attached.topic().clone(), name.as_str().into(), vec![id, id]).await;
-                    gateway.writer.commit(Change::default()).await.unwrap();
-                }
-            }
-            Step::Unsubscribe(topic, consumer) => {
-                let removed =
-                    gateway.writer.unsubscribe(keys[topic as usize].clone(), &format!("c{consumer}")).await.unwrap();
-                prop_assert_eq!(removed, model.remove(&(topic, consumer)).is_some());
-            }
-            Step::Restart => {
-                gateway.close().await;
-                gateway = Gateway::open(dir.path()).await;
-            }
-        }
-        check(&gateway, &model).await?;
+    let gateway = Gateway::open(dir.path()).await;
+    let (topic, other) = (key("s"), key("other"));
+    gateway.writer.set_topic(topic.clone(), policy(OnFull::EvictOldest)).await.unwrap();
+    let live = gateway.attach(&topic, "live").await.unwrap();
+    drop(gateway.attach(&topic, "slow").await.unwrap());
+    drop(gateway.attach(&other, "c").await.unwrap());
+    append(&gateway, &topic, 10).await;
+    acknowledge(&gateway, &live, 3).await;
+    gateway.writer.commit(records(vec![record(&topic, 15)])).await.unwrap();
+    assert_eq!(backlog(&gateway, &topic), [(8, false), (9, false)], "the live one had acknowledged what went");
+    assert_eq!(gateway.topics.topic_figures(&topic).unwrap().bytes, 95);
+
+    // Larger than the quota alone: nothing goes, and the other topic of the request gets nothing.
+    let change = records(vec![record(&other, 10), record(&topic, 60), record(&topic, 41)]);
+    assert!(matches!(gateway.writer.commit(change).await, Err(Refused::Rejected(_))));
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 9);
+
+    // More than the quota in one batch: each request finds what came before it.
+    let (changes, answers): (Vec<_>, Vec<_>) = (0..30)
+        .map(|_| {
+            let (answer, result) = oneshot::channel();
+            ((records(vec![record(&topic, 10)]), answer), result)
+        })
+        .unzip();
+    gateway.writer.changes(changes, None).await;
+    for answer in answers {
+        answer.await.unwrap().unwrap();
     }
+    assert_eq!(backlog(&gateway, &topic), [(10, false), (10, false)]);
+    assert_eq!(gateway.count("SELECT sum(length(body)) FROM msg").await, 100);
+    assert_eq!(live.claim(99, 1000).len(), 10, "what was in flight and went leaves the window");
+    drop(live);
     gateway.close().await;
-    Ok(())
 }
 
-async fn newest_id(gateway: &Gateway) -> u64 {
-    gateway.count("SELECT coalesce(max(id), 0) FROM msg").await.cast_unsigned()
-}
+#[tokio::test]
+async fn under_park_who_lags_is_left_behind_until_it_connects() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let topic = key("s");
+    gateway.writer.set_topic(topic.clone(), policy(OnFull::Park)).await.unwrap();
+    let live = gateway.attach(&topic, "live").await.unwrap();
+    drop(gateway.attach(&topic, "slow").await.unwrap());
+    append(&gateway, &topic, 10).await;
+    acknowledge(&gateway, &live, 9).await;
+    append(&gateway, &topic, 2).await;
+    assert_eq!(backlog(&gateway, &topic), [(3, false), (0, true)]);
+    assert_eq!(gateway.topics.topic_figures(&topic).unwrap().bytes, 30, "only what somebody waits for");
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 3);
+    drop(live);
+    gateway.close().await;
 
-/// Memory, disk and the model agree.
-async fn check(gateway: &Gateway, model: &Model) -> Result<(), TestCaseError> {
-    // Garbage goes with the next commit.
-    gateway.writer.commit(insert_user(&unique())).await.unwrap();
-    for ((topic, consumer), waiting) in model {
-        let name = format!("c{consumer}");
-        let attached = gateway.attach(&key(&format!("t{topic}")), &name).await.unwrap();
-        prop_assert_eq!(&attached.claim(usize::MAX, usize::MAX), waiting);
-        let sql = format!("SELECT coalesce(sum(length(body)), 0) FROM msg WHERE topic = {}", attached.topic().row());
-        let on_disk: i64 = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
-        let figures = gateway.topics.topic_figures(attached.topic().key()).unwrap();
-        prop_assert_eq!(figures.bytes, on_disk.cast_unsigned());
-        let consumer = figures.consumers.iter().find(|consumer| *consumer.name == *name).unwrap();
-        prop_assert_eq!(consumer.backlog_messages, waiting.len() as u64);
-        let ids = serde_json::to_string(waiting).unwrap();
-        let bytes: i64 = sqlx::query_scalar(
-            "SELECT coalesce(sum(length(body)), 0) FROM msg WHERE id IN (SELECT value FROM json_each(?))",
-        )
-        .bind(ids)
-        .fetch_one(&gateway.store)
-        .await
-        .unwrap();
-        prop_assert_eq!(consumer.backlog_bytes, bytes.cast_unsigned());
-    }
-    let needed: std::collections::BTreeSet<_> = model.values().flatten().collect();
-    prop_assert_eq!(gateway.count("SELECT count(*) FROM msg").await, i64::try_from(needed.len()).unwrap());
-    Ok(())
-}
-
-fn unique() -> String {
-    let mut bytes = [0; 8];
-    aws_lc_rs::rand::fill(&mut bytes).unwrap();
-    format!("{bytes:?}")
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
-
-    /// Appends, acknowledgements in any order, consumers that come and go, restarts: what a consumer is owed is what it has
-    /// not acknowledged, in order; bytes counted are bytes stored; nothing is kept that nobody waits for.
-    #[test]
-    fn memory_disk_and_model_agree(steps in prop::collection::vec(step(), 1..40)) {
-        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run_steps(steps))?;
-    }
+    let gateway = Gateway::open(dir.path()).await;
+    assert_eq!(backlog(&gateway, &topic), [(3, false), (0, true)]);
+    append(&gateway, &topic, 1).await;
+    let slow = gateway.attach(&topic, "slow").await.unwrap();
+    assert!(slow.claim(9, 1000).is_empty());
+    append(&gateway, &topic, 1).await;
+    assert_eq!(backlog(&gateway, &topic), [(5, false), (1, false)]);
+    assert_eq!(slow.claim(9, 1000).len(), 1);
+    // Now the other one lags most. It alone is not enough for seven: then the next, which is connected and goes on at once.
+    append(&gateway, &topic, 7).await;
+    assert_eq!(backlog(&gateway, &topic), [(0, true), (8, false)]);
+    append(&gateway, &topic, 9).await;
+    assert_eq!(backlog(&gateway, &topic), [(0, true), (9, false)]);
+    assert_eq!(slow.claim(99, 1000).len(), 9);
+    drop(slow);
+    append(&gateway, &topic, 2).await;
+    assert_eq!(backlog(&gateway, &topic), [(0, true), (0, true)], "nobody is left, nothing is stored");
+    append(&gateway, &topic, 99 / 10).await;
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
+    gateway.close().await;
 }

@@ -1,0 +1,316 @@
+//! The backlog against a simple model: random requests, acknowledgements, policies, ages, connections and restarts.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use super::tests::{Gateway, NOW, key, record, records};
+use super::*;
+use crate::backlog::OnFull;
+
+const TTL_MS: i64 = super::tests::TTL.cast_signed() * 1_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Requests that are queued at once: records as topic and length.
+    Append(Vec<Vec<(usize, usize)>>),
+    Connect(usize, usize),
+    Disconnect(usize, usize),
+    /// Takes some messages, and acknowledges one of what it has, if it takes none.
+    Claim(usize, usize, usize, Index),
+    Unsubscribe(usize, usize),
+    Policy(usize, OnFull, u64),
+    Pass(i64),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (topic, consumer) = (0usize..2, 0usize..3);
+    let request = prop::collection::vec((0usize..2, 1usize..60), 1..4);
+    let on_full = prop::sample::select(vec![OnFull::Reject, OnFull::EvictOldest, OnFull::Park]);
+    prop_oneof![
+        12 => prop::collection::vec(request, 1..5).prop_map(Step::Append),
+        5 => (topic.clone(), consumer.clone()).prop_map(|(t, c)| Step::Connect(t, c)),
+        2 => (topic.clone(), consumer.clone()).prop_map(|(t, c)| Step::Disconnect(t, c)),
+        14 => (topic.clone(), consumer.clone(), 0usize..3, any::<Index>()).prop_map(|(t, c, n, i)| Step::Claim(t, c, n, i)),
+        1 => (topic.clone(), consumer).prop_map(|(t, c)| Step::Unsubscribe(t, c)),
+        3 => (topic, on_full, 50u64..400).prop_map(|(t, on_full, quota)| Step::Policy(t, on_full, quota)),
+        3 => (1i64..60).prop_map(|seconds| Step::Pass(seconds * 1_000)),
+        1 => Just(Step::Restart),
+    ]
+}
+
+#[derive(Clone)]
+struct Topic {
+    on_full: OnFull,
+    quota: u64,
+    /// Length and time of each message that anybody waits for.
+    messages: BTreeMap<u64, (u64, i64)>,
+    consumers: BTreeMap<usize, Consumer>,
+}
+
+#[derive(Clone, Default)]
+struct Consumer {
+    owed: BTreeSet<u64>,
+    parked: bool,
+    connected: bool,
+    /// What its connection has and did not acknowledge.
+    hand: BTreeSet<u64>,
+}
+
+impl Topic {
+    fn new() -> Self {
+        Self {
+            on_full: OnFull::Reject,
+            quota: super::tests::QUOTA,
+            messages: BTreeMap::new(),
+            consumers: BTreeMap::new(),
+        }
+    }
+
+    fn is_heard(&self) -> bool {
+        self.consumers.values().any(|consumer| !consumer.parked)
+    }
+
+    fn forget_unneeded(&mut self) {
+        self.messages.retain(|id, _| self.consumers.values().any(|consumer| consumer.owed.contains(id)));
+    }
+
+    fn bytes(&self) -> u64 {
+        self.messages.values().map(|(len, _)| len).sum()
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some((id, _)) = self.messages.pop_first() else { return };
+        for consumer in self.consumers.values_mut() {
+            consumer.owed.remove(&id);
+        }
+    }
+
+    /// False if there cannot be room for `need` bytes.
+    fn make_room(&mut self, need: u64) -> bool {
+        if self.bytes() + need > self.quota && (self.on_full == OnFull::Reject || need > self.quota) {
+            return false;
+        }
+        while self.bytes() + need > self.quota {
+            match self.on_full {
+                OnFull::EvictOldest => self.drop_oldest(),
+                _ => {
+                    let lagging = self.consumers.values_mut().filter(|consumer| !consumer.owed.is_empty());
+                    let consumer = lagging.min_by_key(|consumer| consumer.owed.first().copied()).unwrap();
+                    consumer.owed.clear();
+                    consumer.parked = !consumer.connected;
+                    self.forget_unneeded();
+                }
+            }
+        }
+        true
+    }
+
+    fn expire(&mut self, now_ms: i64) {
+        while self.messages.first_key_value().is_some_and(|(_, (_, at_ms))| at_ms + TTL_MS <= now_ms) {
+            self.drop_oldest();
+        }
+    }
+}
+
+struct Scene {
+    dir: tempfile::TempDir,
+    /// There but for the moment of a restart.
+    gateway: Option<Gateway>,
+    attached: BTreeMap<(usize, usize), Attached>,
+    topics: [Topic; 2],
+    next_id: u64,
+}
+
+fn topic_key(topic: usize) -> Arc<TopicKey> {
+    key(&format!("t{topic}"))
+}
+
+fn name(consumer: usize) -> String {
+    format!("c{consumer}")
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+        Self {
+            dir,
+            gateway: Some(gateway),
+            attached: BTreeMap::new(),
+            topics: [Topic::new(), Topic::new()],
+            next_id: 1,
+        }
+    }
+
+    fn gateway(&self) -> &Gateway {
+        self.gateway.as_ref().unwrap()
+    }
+
+    async fn run(mut self, steps: Vec<Step>) -> Result<(), TestCaseError> {
+        for step in steps {
+            self.step(step).await?;
+            self.check().await?;
+        }
+        self.attached.clear();
+        self.gateway.take().unwrap().close().await;
+        Ok(())
+    }
+
+    async fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        match step {
+            Step::Append(requests) => self.append(requests).await?,
+            Step::Connect(topic, consumer) => self.connect(topic, consumer).await,
+            Step::Disconnect(topic, consumer) => {
+                if self.attached.remove(&(topic, consumer)).is_some() {
+                    let consumer = self.topics[topic].consumers.get_mut(&consumer).unwrap();
+                    (consumer.connected, consumer.hand) = (false, BTreeSet::new());
+                }
+            }
+            Step::Claim(topic, consumer, most, index) => self.claim(topic, consumer, most, index).await?,
+            Step::Unsubscribe(topic, consumer) => {
+                let removed = self.gateway().writer.unsubscribe(topic_key(topic), &name(consumer)).await.unwrap();
+                prop_assert_eq!(removed, self.topics[topic].consumers.remove(&consumer).is_some());
+                self.attached.remove(&(topic, consumer));
+                self.topics[topic].forget_unneeded();
+            }
+            Step::Policy(topic, on_full, quota) => {
+                let settings = Settings { quota_bytes: Some(quota), on_full: Some(on_full), ..Settings::default() };
+                self.gateway().writer.set_topic(topic_key(topic), settings).await.unwrap();
+                (self.topics[topic].on_full, self.topics[topic].quota) = (on_full, quota);
+            }
+            Step::Pass(ms) => self.gateway().clock.advance(ms),
+            Step::Restart => {
+                self.attached.clear();
+                for consumer in self.topics.iter_mut().flat_map(|topic| topic.consumers.values_mut()) {
+                    (consumer.connected, consumer.hand) = (false, BTreeSet::new());
+                }
+                let clock = self.gateway().clock.clone();
+                self.gateway.take().unwrap().close().await;
+                self.gateway = Some(Gateway::open_at(self.dir.path(), clock).await);
+            }
+        }
+        Ok(())
+    }
+
+    async fn append(&mut self, requests: Vec<Vec<(usize, usize)>>) -> Result<(), TestCaseError> {
+        let change = |request: &Vec<(usize, usize)>| {
+            records(request.iter().map(|(t, len)| record(&topic_key(*t), *len)).collect())
+        };
+        let (changes, answers): (Vec<_>, Vec<_>) = requests
+            .iter()
+            .map(|request| {
+                let (answer, result) = oneshot::channel();
+                ((change(request), answer), result)
+            })
+            .unzip();
+        self.gateway().writer.changes(changes, None).await;
+        for (request, answer) in requests.into_iter().zip(answers) {
+            let answer = answer.await.unwrap();
+            let mut after = self.topics.clone();
+            let mut fits = true;
+            for topic in (0..2).filter(|topic| self.topics[*topic].is_heard()) {
+                let need = request.iter().filter(|(t, _)| *t == topic).map(|(_, len)| *len as u64).sum();
+                fits = fits && (need == 0 || after[topic].make_room(need));
+            }
+            prop_assert_eq!(answer.is_ok(), fits, "{:?}", answer);
+            if !fits {
+                continue;
+            }
+            self.topics = after;
+            let now_ms = self.gateway().clock.now_ms();
+            for (topic, len) in request {
+                let topic = &mut self.topics[topic];
+                if topic.is_heard() {
+                    topic.messages.insert(self.next_id, (len as u64, now_ms));
+                    for consumer in topic.consumers.values_mut().filter(|consumer| !consumer.parked) {
+                        consumer.owed.insert(self.next_id);
+                    }
+                    self.next_id += 1;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn connect(&mut self, topic: usize, consumer: usize) {
+        if !self.attached.contains_key(&(topic, consumer)) {
+            let attached = self.gateway().attach(&topic_key(topic), &name(consumer)).await.unwrap();
+            self.attached.insert((topic, consumer), attached);
+            let consumer = self.topics[topic].consumers.entry(consumer).or_default();
+            (consumer.connected, consumer.parked) = (true, false);
+        }
+    }
+
+    async fn claim(&mut self, topic: usize, consumer: usize, most: usize, index: Index) -> Result<(), TestCaseError> {
+        let Some(attached) = self.attached.get(&(topic, consumer)) else { return Ok(()) };
+        let model = self.topics[topic].consumers.get_mut(&consumer).unwrap();
+        if most > 0 || model.hand.is_empty() {
+            let claimed = attached.claim(most, usize::MAX);
+            let expected: Vec<_> = model.owed.difference(&model.hand).copied().take(most).collect();
+            prop_assert_eq!(&claimed, &expected);
+            model.hand.extend(claimed);
+            return Ok(());
+        }
+        let id = *model.hand.iter().nth(index.index(model.hand.len())).unwrap();
+        model.hand.remove(&id);
+        prop_assert_eq!(attached.settle(id), model.owed.remove(&id), "only what is owed can be acknowledged");
+        self.gateway().writer.settle(attached.topic().clone(), name(consumer).as_str().into(), vec![id]).await;
+        self.topics[topic].forget_unneeded();
+        Ok(())
+    }
+
+    /// Memory, disk and the model agree.
+    async fn check(&mut self) -> Result<(), TestCaseError> {
+        let Self { gateway: Some(gateway), topics, .. } = self else { unreachable!() };
+        // Garbage goes with the next commit.
+        for _ in 0..2 {
+            gateway.writer.commit(Change::default()).await.unwrap();
+        }
+        let now_ms = gateway.clock.now_ms();
+        for (index, topic) in topics.iter_mut().enumerate() {
+            topic.expire(now_ms);
+            let Some(figures) = gateway.topics.topic_figures(&topic_key(index)) else {
+                prop_assert!(topic.consumers.is_empty());
+                continue;
+            };
+            let row = gateway.topics.get(&topic_key(index)).unwrap().row();
+            let sql = format!(
+                "SELECT coalesce(json_group_array(id), '[]'), coalesce(sum(length(body)), 0) FROM msg WHERE topic = {row}"
+            );
+            let (ids, bytes): (String, i64) =
+                sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
+            let ids: BTreeSet<u64> = serde_json::from_str(&ids).unwrap();
+            prop_assert_eq!(&ids, &topic.messages.keys().copied().collect());
+            prop_assert_eq!((figures.bytes, figures.messages), (bytes.cast_unsigned(), ids.len() as u64));
+            prop_assert_eq!(figures.bytes, topic.bytes());
+            prop_assert_eq!(figures.consumers.len(), topic.consumers.len());
+            for (figures, (consumer, model)) in figures.consumers.iter().zip(&topic.consumers) {
+                prop_assert_eq!(&*figures.name, name(*consumer));
+                let bytes: u64 = model.owed.iter().map(|id| topic.messages[id].0).sum();
+                prop_assert_eq!(
+                    (figures.backlog_messages, figures.backlog_bytes, figures.parked),
+                    (model.owed.len() as u64, bytes, model.parked)
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// What a consumer is owed is what it has not acknowledged and what was not dropped by the policy of its topic or for its
+    /// age, in order; bytes counted are bytes stored; a request is taken whole or not at all; nothing is kept that nobody waits
+    /// for; and all of that holds over restarts.
+    #[test]
+    fn memory_disk_and_model_agree_whatever_goes(steps in prop::collection::vec(step(), 1..60)) {
+        let scene = async { Scene::new().await.run(steps).await };
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scene)?;
+    }
+}
