@@ -1,5 +1,7 @@
 //! What waits for consumers, and for how long.
 
+use serde_json::json;
+
 use crate::harness::{Consumer, Frame, Gateway, eventually, forwarded, measurement, value_of};
 
 /// A gateway with a device whose measurements go to the topic `Sub1`.
@@ -33,12 +35,10 @@ async fn stored_bytes(gateway: &Gateway) -> i64 {
 
 const QUOTA: i64 = 3_000;
 
-/// Sets what happens when the topic `Sub1` is full.
-async fn policy(gateway: &mut Gateway, on_full: &str) {
-    gateway.stop().await;
-    let set = sqlx::query("INSERT INTO topic_setting VALUES ('edge', 'Sub1', 0, ?, NULL, ?, NULL)");
-    set.bind(QUOTA).bind(on_full).execute(&mut gateway.database().await).await.unwrap();
-    gateway.restart_process().await;
+/// Sets what happens when the topic `Sub1` is full, while it is in use or before.
+async fn policy(gateway: &Gateway, on_full: &str) {
+    let settings = json!({"quotaBytes": QUOTA, "onFull": on_full});
+    gateway.put("/tidegate/v1/topics/persistent/Sub1", &settings).await.expect(200);
 }
 
 /// Two consumers: one that keeps up, and one that is away.
@@ -91,7 +91,7 @@ async fn the_quota_is_kept_to_the_byte_over_restarts_too() {
 #[tokio::test]
 async fn under_evict_oldest_producers_and_who_keeps_up_never_notice() {
     let (mut gateway, device) = line("").await;
-    policy(&mut gateway, "evict-oldest").await;
+    policy(&gateway, "evict-oldest").await;
     let mut live = keeping_up_and_away(&gateway).await;
     pass(&gateway, &device, &mut live, 101..=140).await;
     let (bytes, each) = (stored_bytes(&gateway).await, stored_bytes(&gateway).await / stored(&gateway).await);
@@ -107,7 +107,7 @@ async fn under_evict_oldest_producers_and_who_keeps_up_never_notice() {
 #[tokio::test]
 async fn under_park_who_is_away_is_left_behind_and_goes_on_from_the_newest() {
     let (mut gateway, device) = line("").await;
-    policy(&mut gateway, "park").await;
+    policy(&gateway, "park").await;
     let mut live = keeping_up_and_away(&gateway).await;
     pass(&gateway, &device, &mut live, 101..=140).await;
     eventually("nothing waits for who is left behind", async || (stored(&gateway).await == 0).then_some(())).await;
@@ -161,4 +161,89 @@ async fn a_clock_that_jumps_takes_nothing_away_and_time_passes_all_the_same() {
     std::fs::write(gateway.path("config.toml"), "[backlog]\nttl_seconds = 1").unwrap();
     gateway.restart().await;
     eventually("it grows old", async || (stored(&gateway).await == 0).then_some(())).await;
+}
+
+/// A gateway whose topic evicts and tells what was missed, as a subscription asks for.
+async fn telling() -> (Gateway, String) {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let mut subscription = forwarded("Sub1", &device);
+    subscription["tidegate"] = json!({"gapMessages": true});
+    let made = gateway.subscribe(&subscription).await;
+    assert_eq!(made["tidegate"], json!({"gapMessages": true}));
+    policy(&gateway, "evict-oldest").await;
+    (gateway, device)
+}
+
+#[tokio::test]
+async fn a_consumer_that_missed_something_is_told_first_until_it_acknowledges_that() {
+    let (mut gateway, device) = telling().await;
+    let mut live = keeping_up_and_away(&gateway).await;
+    pass(&gateway, &device, &mut live, 101..=140).await;
+    let left = u64::try_from(stored(&gateway).await).unwrap();
+    let missed = 40 - left;
+    for _ in 0..2 {
+        gateway.restart().await;
+        let mut away = gateway.consumer("Sub1", "away").await;
+        let frames = away.take(usize::try_from(left).unwrap() + 1).await;
+        let (gap, rest) = frames.split_first().unwrap();
+        assert_eq!((gap.description.as_str(), gap.action.as_str()), ("/edge/gap/away", "CREATE"));
+        assert_eq!((&gap.json()["missed"], &gap.json()["reason"]), (&json!(missed), &json!("evicted")));
+        let time = |name: &str| gap.json()[name].as_str().unwrap().to_owned();
+        assert!(time("from") <= time("to") && time("to").ends_with('Z'), "{gap:?}");
+        assert_eq!(values(rest), (101 + missed..=140).collect::<Vec<_>>());
+        assert!(frames.is_sorted_by_key(Frame::message_id));
+        away.close().await;
+    }
+    let mut away = gateway.consumer("Sub1", "away").await;
+    away.receive().await;
+    away.close().await;
+    let mut away = gateway.reconnect("Sub1", "away").await;
+    assert_eq!(values(&[away.next().await]), [101 + missed], "acknowledged like any other");
+    // One that keeps up has missed nothing.
+    let mut live = gateway.consumer("Sub1", "live").await;
+    pass(&gateway, &device, &mut live, 141..=141).await;
+}
+
+#[tokio::test]
+async fn one_of_those_who_share_is_told() {
+    let (gateway, device) = telling().await;
+    let token = gateway.shared_token("Sub1", "crew").await;
+    gateway.member(&token, "a").await.unwrap().close().await;
+    for value in 101..=140 {
+        gateway.measure(&device, "t", value).await;
+    }
+    let left = usize::try_from(stored(&gateway).await).unwrap();
+    let (mut a, mut b) = (gateway.member(&token, "a").await.unwrap(), gateway.member(&token, "b").await.unwrap());
+    let mut gaps = 0;
+    let mut seen = 0;
+    while seen < left + 1 {
+        let frame = tokio::select! {
+            frame = a.try_next() => frame.unwrap(),
+            frame = b.try_next() => frame.unwrap(),
+        };
+        seen += 1;
+        gaps += usize::from(frame.description == "/edge/gap/crew");
+        for member in [&mut a, &mut b] {
+            member.ack(&frame).await;
+        }
+    }
+    assert_eq!(gaps, 1);
+    assert!(a.is_silent_for(SILENCE).await && b.is_silent_for(SILENCE).await);
+}
+
+// Only the platform's own messages reach clients that expect nothing else.
+#[tokio::test]
+async fn what_is_not_known_of_the_extension_is_refused() {
+    let (gateway, device) = line("").await;
+    for (extension, said) in [
+        (json!({"gapMessage": true}), "tidegate.gapMessage: is not a known member"),
+        (json!({"gapMessages": "yes"}), "tidegate.gapMessages: must be true or false"),
+        (json!(true), "tidegate: must be an object"),
+    ] {
+        let mut subscription = forwarded("Sub2", &device);
+        subscription["tidegate"] = extension;
+        gateway.post("/notification2/subscriptions", &subscription).await.error(422, said);
+    }
+    assert!(gateway.subscribe(&forwarded("Sub2", &device)).await.get("tidegate").is_none());
 }

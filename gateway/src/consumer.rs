@@ -342,11 +342,18 @@ impl Group {
         moved
     }
 
-    /// The topic has given up all messages below `below`, those in flight, too: nobody waits for their acknowledgements.
-    /// All members may find something to do now.
-    pub fn give_up_below(&mut self, below: u64) {
+    /// Something comes below what was looked at: it goes where its slot goes.
+    pub fn offer(&mut self, Listed { id, slot, len }: Listed) {
+        self.open.insert(id, Open { slot, len, at: None });
+        self.place(id, slot);
+    }
+
+    /// The topic has given up all messages below `below` but those to `keep`, and those in flight, too: nobody waits for their
+    /// acknowledgements. All members may find something to do now.
+    pub fn give_up_below(&mut self, below: u64, keep: impl Fn(u64) -> bool) {
         self.next = self.next.max(below);
-        let gone: Vec<_> = self.open.range(..below).map(|(id, open)| (*id, open.at)).collect();
+        let gone = self.open.range(..below).filter(|(id, _)| !keep(**id)).map(|(id, open)| (*id, open.at));
+        let gone: Vec<_> = gone.collect();
         for (id, at) in gone {
             match at {
                 Some(member) => drop(self.settle(member, id)),
@@ -570,11 +577,14 @@ mod tests {
         let (mut group, members) = group(Kind::Exclusive, &["a"]);
         let a = members[0];
         assert_eq!(group.claim(a, 9, 1000, from(&topic)), [1, 2]);
-        group.give_up_below(2);
+        group.give_up_below(2, |_| false);
         assert_eq!(group.settle(a, 1), Settled::Unknown, "a late acknowledgement");
         assert_eq!(group.claim(a, 9, 1000, from(&topic)), [3], "there is room in the window");
-        group.give_up_below(8);
+        group.give_up_below(8, |_| false);
         assert_eq!(group.claim(a, 9, 1000, from(&topic)), [8, 9]);
+        group.offer(Listed { id: 7, slot: 0, len: 0 });
+        group.give_up_below(9, |id| id == 7);
+        assert_eq!(group.claim(a, 9, 1000, from(&topic)), [7], "in flight is 9");
         let cursor = Cursor { hi: 5, holes: vec![1, 3] };
         assert_eq!(cursor.cut(3), Cursor { hi: 5, holes: vec![3] });
         assert_eq!(cursor.cut(7), Cursor { hi: 7, holes: vec![] });
@@ -758,7 +768,7 @@ mod tests {
                 }
                 Step::GiveUp(index) if !self.topic.is_empty() => {
                     let below = self.topic[index.index(self.topic.len())].id;
-                    self.group.give_up_below(below);
+                    self.group.give_up_below(below, |_| false);
                     self.cursor = self.cursor.cut(below);
                     self.acknowledged.extend(self.topic.iter().map(|listed| listed.id).filter(|id| *id < below));
                     for (has, _) in self.connections.values_mut() {

@@ -11,33 +11,26 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
-use crate::backlog::{Attached, Bodies};
-use crate::message::Message;
+use crate::backlog::{self, Attached, Bodies};
+use crate::message::{self, Message};
 use crate::store::StoreError;
 
 /// What a delivery adds to the stored form at most: acknowledgement line and `message-id` line.
-pub const HEADER_BYTES: usize = 25 + "message-id:".len() + 20 + 1;
+pub const HEADER_BYTES: usize = 25 + "message-id:".len() + 19 + 1;
 
 /// Messages that are read and rendered at a time.
 const PAGE_MESSAGES: usize = 256;
 /// Bytes that are read and rendered at a time, which each consumer that does not read costs (at least one message).
 const PAGE_BYTES: usize = 128 << 10;
 
-/// The frame of `message` without what a delivery adds: description line, action line, blank line, `body`.
+/// The frame of `message` without what a delivery adds, see [`message::form`].
 ///
 /// A body that is no UTF-8 text goes as Base64 (seed 001, "Notification message header and content").
-/// Line 2 of a frame is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
 #[must_use]
 pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
-    let (tenant, source, action) = (message.tenant.as_str(), message.source.as_str(), message.action.as_str());
     let encoded = std::str::from_utf8(body).is_err().then(|| STANDARD.encode(body));
     let body = encoded.as_ref().map_or(body, String::as_bytes);
-    let mut form = Vec::with_capacity(tenant.len() + kind.len() + source.len() + action.len() + body.len() + 6);
-    for part in ["/", tenant, "/", kind, "/", source, "\n", action, "\n\n"] {
-        form.extend_from_slice(part.as_bytes());
-    }
-    form.extend_from_slice(body);
-    form.into()
+    message::form(&message.tenant, kind, message.source.as_str(), message.action, body)
 }
 
 /// The frame as the consumer gets it: acknowledgement, description, action, `message-id`, blank line, body.
@@ -48,7 +41,7 @@ fn frame(epoch: u64, id: u64, stored: &str) -> String {
     frame.push('\n');
     frame.push_str(header);
     frame.push_str("\nmessage-id:");
-    frame.push_str(&id.to_string());
+    frame.push_str(&backlog::message_id(id).to_string());
     frame.push_str("\n\n");
     frame.push_str(body);
     frame
@@ -155,10 +148,10 @@ mod tests {
         };
         let stored = stored_form(&message, "measurements", &message.body);
         assert_eq!(&stored[..], b"/edge/measurements/1001\nCREATE\n\n{}");
-        let frame = frame(1, u64::MAX, std::str::from_utf8(&stored).unwrap());
+        let frame = frame(1, u64::MAX >> 1, std::str::from_utf8(&stored).unwrap());
         assert_eq!(
             frame,
-            "AAAAAAAAAAH//////////w==\n/edge/measurements/1001\nCREATE\nmessage-id:18446744073709551615\n\n{}"
+            "AAAAAAAAAAF//////////w==\n/edge/measurements/1001\nCREATE\nmessage-id:9223372036854775807\n\n{}"
         );
         assert_eq!(frame.len(), stored.len() + HEADER_BYTES);
 

@@ -100,6 +100,19 @@ impl Action {
     }
 }
 
+/// A frame without what a delivery adds: description line, action line, blank line, `body`. The description is
+/// `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
+#[must_use]
+pub fn form(tenant: &Tenant, kind: &str, source: &str, action: Action, body: &[u8]) -> Bytes {
+    let (tenant, action) = (tenant.as_str(), action.as_str());
+    let mut form = Vec::with_capacity(tenant.len() + kind.len() + source.len() + action.len() + body.len() + 6);
+    for part in ["/", tenant, "/", kind, "/", source, "\n", action, "\n\n"] {
+        form.extend_from_slice(part.as_bytes());
+    }
+    form.extend_from_slice(body);
+    form.into()
+}
+
 macro_rules! text_id {
     ($name:ident) => {
         impl $name {

@@ -250,6 +250,8 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let ids = ObjectIds::load(&readers).await?;
     let plugins = plugins.await??;
     let index = Arc::new(Index::default());
+    let subscriptions = index.clone();
+    topics.listen_to(move |topic| subscriptions.asks_for_gaps(topic));
     api::load_subscriptions(&readers, &plugins, &index).await?;
     let users = load_users(&readers).await?;
     let first_admin = if users.is_empty() { Some(first_admin().await?) } else { None };

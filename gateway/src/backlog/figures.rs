@@ -124,6 +124,7 @@ impl Topics {
         let (now, now_ms) = (Instant::now(), self.now_ms());
         let log = topic.log();
         let policy = log.policy;
+        let gap_messages = policy.gap_messages || self.asks_for_gaps(topic.key());
         let age = |id: Option<u64>| {
             let ms = if topic.key().non_persistent { volatile_ms(id?) } else { self.times().of(id?)? };
             Some(u64::try_from(now_ms - ms).unwrap_or_default())
@@ -152,7 +153,7 @@ impl Topics {
         consumers.sort_by(|a, b| a.name.cmp(&b.name));
         TopicFigures {
             key: topic.key().clone(),
-            policy,
+            policy: Policy { gap_messages, ..policy },
             messages: log.messages,
             bytes: log.bytes,
             oldest_age_ms,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use sqlx::Row as _;
 
+use super::gap;
 use super::missed::{self, Reason};
 use super::room::{self, NoRoom, Room, Short};
 use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
-use super::staged::{self, Appended, Staged};
+use super::staged::{self, Appended, Moved, Staged};
 use super::steady::Note;
 use super::topic::{Entry, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
 use super::{Attached, Bodies, Connecting, Record, Rejected};
@@ -164,7 +165,7 @@ impl Ledger {
         if now_ms >= self.sweep_ms {
             self.expire(staged);
         }
-        staged.seal(self.topics.wall_ms());
+        staged.seal(&self.topics);
         let note = self.topics.steady().1.to_note(now_ms, !staged.appended.is_empty() || !self.ageing);
         staged.transaction.statements.extend(note.map(Note::statement));
         staged.note = note;
@@ -191,7 +192,8 @@ impl Ledger {
             let expired = log.waiting().map(|entry| entry.id).take_while(|id| *id < end).take(room);
             if let Some((count, last)) = (1..).zip(expired).last() {
                 room -= count;
-                staged.touched(&topic).expired = last + 1;
+                let touched = staged.touched(&topic);
+                (touched.expired, touched.gives_up) = (last + 1, true);
             }
         }
         // As long as there are more, each commit takes some.
@@ -247,6 +249,7 @@ impl Ledger {
     /// The batch failed: nothing has changed. What it settled comes again.
     pub fn failed(&mut self, staged: Staged) {
         self.garbage.extend(staged.garbage);
+        staged.moved.into_values().for_each(Moved::undo);
     }
 
     /// A consumer that was left behind connects: from now on it is owed every message again.
@@ -306,7 +309,7 @@ impl Ledger {
             .fetch_one(writing.connection())
             .await?;
         let topic = self.topics.get(key).unwrap_or_else(|| {
-            let topic = Arc::new(Topic::new(row.get(0), key.clone(), self.topics.policy(key)));
+            let topic = Arc::new(Topic::new(row.get(0), key.clone(), self.topics.policy_set(key)));
             self.topics.insert(topic.clone());
             topic
         });
@@ -342,6 +345,7 @@ impl Ledger {
         let mut statements = vec![
             Statement { sql: "DELETE FROM cursor WHERE consumer = ?", values: vec![Value::Int(row)] },
             Statement { sql: "DELETE FROM consumer WHERE id = ?", values: vec![Value::Int(row)] },
+            Statement { sql: "DELETE FROM gap WHERE consumer = ?", values: vec![Value::Int(row)] },
             floor(self.next_id),
         ];
         if last {
@@ -374,7 +378,7 @@ async fn load_topics(writing: &mut Writing, topics: &Topics) -> Result<HashMap<i
     for row in rows {
         let (tenant, name) = (row.try_get::<&str, _>(1)?.into(), row.try_get::<&str, _>(2)?.into());
         let key = TopicKey { tenant, name, non_persistent: false };
-        let policy = topics.policy(&key);
+        let policy = topics.policy_set(&key);
         let topic = Arc::new(Topic::new(row.try_get(0)?, Arc::new(key), policy));
         by_row.insert(topic.id, topic.clone());
         topics.insert(topic);
@@ -400,6 +404,12 @@ async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>
         consumer.counts.settled_ms = row.try_get(5)?;
         consumer.parked = row.try_get(6)?;
         log.parked += usize::from(consumer.parked);
+    }
+    for (topic, name, id, gap) in gap::load(writing).await? {
+        let Some(topic) = topics.get(&topic) else { continue };
+        if let Some(consumer) = topic.log().consumers.get_mut(&*name) {
+            consumer.gaps.insert(id, gap);
+        }
     }
     Ok(highest)
 }

@@ -1,5 +1,7 @@
 //! What consumers did not get, and why.
 
+use std::str::FromStr;
+
 use crate::telemetry::messages_dropped;
 
 /// Why messages are gone that a consumer had not acknowledged.
@@ -14,7 +16,7 @@ pub(super) enum Reason {
 }
 
 impl Reason {
-    /// As in metrics.
+    /// As in metrics, gap messages and rows.
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Expired => "expired",
@@ -24,12 +26,26 @@ impl Reason {
     }
 }
 
+impl FromStr for Reason {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        [Self::Expired, Self::Evicted, Self::Parked]
+            .into_iter()
+            .find(|reason| reason.as_str() == text)
+            .ok_or("none of expired, evicted and parked")
+    }
+}
+
 /// Messages that a consumer had not acknowledged and that are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missed {
     pub(super) reason: Reason,
     pub(super) messages: u64,
     pub(super) bytes: u64,
+    /// The oldest and the newest of them.
+    pub(super) first: u64,
+    pub(super) last: u64,
 }
 
 /// Counts messages that consumers miss.

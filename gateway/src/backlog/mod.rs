@@ -8,6 +8,7 @@
 mod bodies;
 mod figures;
 mod full;
+mod gap;
 mod ledger;
 mod missed;
 mod room;
@@ -20,6 +21,7 @@ mod topic;
 pub use bodies::Bodies;
 pub use figures::{ConsumerFigures, TopicFigures};
 pub use full::{FullTopics, Rejected};
+pub use gap::message_id;
 pub use ledger::{BacklogLimits, Ledger};
 pub use room::NoRoom;
 pub use settings::{OnFull, Policy, Scope, Settings};

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::Record;
+use super::gap::{self, Gap, Gaps};
 use super::missed::{Missed, Reason};
 use super::room::Room;
 use super::steady::Note;
-use super::topic::{Consumer, Log, Topic};
+use super::topic::{Consumer, Log, Topic, Topics};
 use crate::consumer::{Cursor, Slot};
 use crate::store::{CursorRow, Statement, Transaction, Value};
 
@@ -50,6 +51,8 @@ pub(super) struct Touched {
     pub(super) freed: u64,
     /// Consumers that are left behind until they connect.
     pub(super) parked: usize,
+    /// Whether anything goes that was not acknowledged.
+    pub(super) gives_up: bool,
 }
 
 /// A consumer that does not need everything any more.
@@ -61,6 +64,11 @@ pub(super) struct Moved {
     pub(super) ids: Vec<u64>,
     pub(super) missed: Vec<Missed>,
     pub(super) parked: Option<Parked>,
+    acknowledges: bool,
+    /// What it is to be told of what it missed.
+    gaps: Gaps,
+    /// The gap that its connections cannot get meanwhile.
+    withdrawn: Option<u64>,
 }
 
 /// A consumer that is owed nothing of what is there.
@@ -75,7 +83,7 @@ pub(super) enum Parked {
 impl Touched {
     fn new(topic: &Arc<Topic>) -> Self {
         let topic = topic.clone();
-        Self { topic, messages: 0, bytes: 0, expired: 0, evicted: 0, freed: 0, parked: 0 }
+        Self { topic, messages: 0, bytes: 0, expired: 0, evicted: 0, freed: 0, parked: 0, gives_up: false }
     }
 
     /// Nothing below is left.
@@ -98,6 +106,9 @@ impl Staged {
             ids: Vec::new(),
             missed: Vec::new(),
             parked: None,
+            acknowledges: false,
+            gaps: consumer.gaps.clone(),
+            withdrawn: None,
         })
     }
 
@@ -115,8 +126,10 @@ impl Staged {
         let Some(consumer) = log.consumers.get(name) else { return };
         self.touched(topic);
         let moved = self.moved(topic, name, consumer);
+        let gaps = moved.gaps.acknowledge(&mut ids);
         ids.retain(|id| moved.cursor.needs(*id) && log.position(*id).is_some());
         moved.cursor = moved.cursor.settled(&ids, |from, to| log.ids_between(from, to));
+        moved.acknowledges |= gaps || !ids.is_empty();
         moved.ids.extend(ids);
     }
 
@@ -125,6 +138,7 @@ impl Staged {
         let touched = self.touched(topic);
         touched.evicted = touched.evicted.max(below);
         touched.freed += freed;
+        touched.gives_up = true;
         let log = topic.log();
         for name in parked {
             let Some(consumer) = log.consumers.get(&name) else { continue };
@@ -137,20 +151,25 @@ impl Staged {
         }
     }
 
-    /// Adds the rows that follow. What the batch acknowledges is not missed, wherever it stood. `wall_ms`: the time of day.
-    pub(super) fn seal(&mut self, wall_ms: i64) {
+    /// Adds the rows that follow. What the batch acknowledges is not missed, wherever it stood.
+    pub(super) fn seal(&mut self, topics: &Topics) {
         let touched = std::mem::take(&mut self.touched);
         touched.values().filter(|touched| touched.cut() > 0).for_each(|touched| self.cut(touched));
+        touched.values().for_each(|touched| self.tell(touched, topics));
+        let mut gaps = gap::Rows::default();
         let mut released: HashMap<(i64, u64), u16> = HashMap::new();
         for (consumer, moved) in &self.moved {
             let Cursor { hi, holes } = moved.cursor.clone();
-            let settled_ms = (!moved.ids.is_empty()).then_some(wall_ms);
+            let settled_ms = moved.acknowledges.then(|| topics.wall_ms());
             self.transaction.cursors.push(CursorRow { consumer: *consumer, hi, holes, settled_ms });
             if moved.parked == Some(Parked::Waits) {
                 self.transaction.statements.push(park(*consumer, true));
             }
             let cut = touched.get(&moved.topic.id).map_or(0, Touched::cut);
             let log = moved.topic.log();
+            if let Some(known) = log.consumers.get(&moved.consumer) {
+                gaps.add(*consumer, &known.gaps, &moved.gaps);
+            }
             for id in moved.ids.iter().filter(|id| **id >= cut) {
                 let released = released.entry((moved.topic.id, *id)).or_default();
                 *released += 1;
@@ -159,7 +178,35 @@ impl Staged {
                 }
             }
         }
+        self.transaction.statements.extend(gaps.statements());
         self.touched = touched;
+    }
+
+    /// Where it is switched on, each consumer of a topic is to be told what it missed.
+    fn tell(&mut self, touched: &Touched, topics: &Topics) {
+        let topic = &touched.topic;
+        let mut log = topic.log();
+        let passing = touched.messages > 0 && log.parked + touched.parked > 0;
+        if !(passing || touched.gives_up) || !(log.policy.gap_messages || topics.asks_for_gaps(topic.key())) {
+            return;
+        }
+        // What is appended now is missed by those who are left behind, too.
+        let now_ms = topics.day_time(self.transaction.now_ms);
+        let passed = Gap { reason: Reason::Parked, missed: touched.messages, first_ms: now_ms, last_ms: now_ms };
+        for (name, consumer) in &mut log.consumers {
+            let moved = self.moved.get(&consumer.id);
+            let waits = consumer.parked || moved.is_some_and(|moved| moved.parked == Some(Parked::Waits));
+            let missed = moved.map_or(&[][..], |moved| &moved.missed);
+            let gaps = missed.iter().map(|missed| topics.gap(missed)).chain((passing && waits).then_some(passed));
+            let Some(gap) = gaps.reduce(Gap::and) else { continue };
+            // What passes has no id of its own.
+            let newest = missed.last().map(|missed| missed.last).or(consumer.gaps.last());
+            let id = newest.unwrap_or(consumer.cursor.hi.saturating_sub(1));
+            let grows = consumer.gaps.last().filter(|last| consumer.withdraw(*last));
+            let moved = self.moved(topic, name, consumer);
+            moved.withdrawn = grows;
+            moved.gaps.add(id, gap, grows);
+        }
     }
 
     fn cut(&mut self, touched: &Touched) {
@@ -183,12 +230,26 @@ impl Staged {
 impl Moved {
     /// The topic follows the commit. Returns ids of messages that nobody needs any more, whose rows are there still.
     pub(super) fn apply(self, log: &mut Log) -> Vec<u64> {
-        let Self { consumer, cursor, ids, missed, parked, .. } = self;
-        match parked {
-            None => log.settle(&consumer, cursor, &ids, missed.iter().map(|missed| missed.bytes).sum()),
-            Some(how) => return log.park(&consumer, cursor, how),
+        let Self { consumer, cursor, ids, missed, parked, gaps, withdrawn, .. } = self;
+        let garbage = match parked {
+            None => {
+                log.settle(&consumer, cursor, &ids, missed.iter().map(|missed| missed.bytes).sum());
+                Vec::new()
+            }
+            Some(how) => log.park(&consumer, cursor, how),
+        };
+        if let Some(consumer) = log.consumers.get_mut(&consumer) {
+            consumer.set_gaps(gaps, withdrawn);
         }
-        Vec::new()
+        garbage
+    }
+
+    /// The commit failed: what was withdrawn for it can be handed out again.
+    pub(super) fn undo(self) {
+        if let Some(consumer) = self.topic.log().consumers.get_mut(&self.consumer) {
+            let gaps = consumer.gaps.clone();
+            consumer.set_gaps(gaps, self.withdrawn);
+        }
     }
 }
 

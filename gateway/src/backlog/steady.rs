@@ -82,6 +82,11 @@ impl Steady {
         now_ms
     }
 
+    /// What the time of day was, or would have been with the clock as it is set now, at backlog time `ms`.
+    pub(super) fn wall(&self, ms: i64) -> i64 {
+        ms.saturating_add(self.offset_ms)
+    }
+
     /// What should be stored with the next commit, which writes down `now_ms` itself if it `tells` it. `None`: nothing.
     pub(super) fn to_note(&self, now_ms: i64, tells: bool) -> Option<Note> {
         let Note { reached_ms, offset_ms } = self.stored;
@@ -174,6 +179,8 @@ mod tests {
                     site.pass(HOUR);
                     expected += HOUR;
                     assert_eq!(site.now(), expected, "jump {jump}, step {step}");
+                    let wall_ms = site.steady.as_ref().map(|steady| steady.wall(expected));
+                    assert_eq!(wall_ms, (site.wall_ms >= UNSET_MS).then_some(site.wall_ms).or(wall_ms));
                     if restarts >> step & 1 == 1 {
                         site.start();
                     }

@@ -1,7 +1,7 @@
 //! A topic in memory: its messages' ids, its consumers' cursors, and who is connected.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Bodies;
 use super::figures::Meter;
+use super::gap::{Gap, Gaps, is_gap, message_id};
 use super::missed::{self, Missed, Reason};
 use super::settings::{Book, Policy, Scope, Settings};
 use super::staged::Parked;
@@ -44,10 +45,14 @@ pub struct Topics(Arc<Shared>);
 struct Shared {
     list: RwLock<HashMap<Arc<TopicKey>, Arc<Topic>>>,
     settings: RwLock<Book>,
+    /// Whether somebody asks for gap messages, for other reasons than the settings.
+    asks: OnceLock<Asks>,
     times: Mutex<Times>,
     steady: Mutex<Steady>,
     clock: Clock,
 }
+
+type Asks = Box<dyn Fn(&TopicKey) -> bool + Send + Sync>;
 
 /// One topic.
 pub struct Topic {
@@ -94,6 +99,7 @@ pub(super) struct Consumer {
     /// Row id; 0 on a non-persistent topic.
     pub(super) id: i64,
     pub(super) cursor: Cursor,
+    pub(super) gaps: Gaps,
     /// Of `Log::appended_bytes`, those that it does not need any more.
     pub(super) done_bytes: u64,
     /// It was left behind, and is owed nothing until it connects.
@@ -148,7 +154,7 @@ impl Topics {
     pub(super) fn new(settings: Book, clock: Clock) -> Self {
         let (list, settings, times) = (RwLock::default(), RwLock::new(settings), Mutex::default());
         let steady = Mutex::new(Steady::start(Reading::of(&clock), Note::default()));
-        Self(Arc::new(Shared { list, settings, times, steady, clock }))
+        Self(Arc::new(Shared { list, settings, asks: OnceLock::new(), times, steady, clock }))
     }
 
     /// Backlog time goes on from what is stored.
@@ -194,7 +200,23 @@ impl Topics {
     /// What holds for a topic, whether it exists or not.
     #[must_use]
     pub fn policy(&self, key: &TopicKey) -> Policy {
+        let policy = self.policy_set(key);
+        Policy { gap_messages: policy.gap_messages || self.asks_for_gaps(key), ..policy }
+    }
+
+    /// What holds by the settings alone.
+    pub(super) fn policy_set(&self, key: &TopicKey) -> Policy {
         self.0.settings.read().unwrap_or_else(PoisonError::into_inner).policy(key)
+    }
+
+    /// `asks`: whether a subscription asks for gap messages in its topic, whatever the settings say. Once, at the start.
+    pub fn listen_to(&self, asks: impl Fn(&TopicKey) -> bool + Send + Sync + 'static) {
+        let _ = self.0.asks.set(Box::new(asks));
+    }
+
+    /// Whether the topic's subscriptions ask for gap messages.
+    pub(super) fn asks_for_gaps(&self, key: &TopicKey) -> bool {
+        self.0.asks.get().is_some_and(|asks| asks(key))
     }
 
     /// What is set for a topic, whether it exists or not.
@@ -213,7 +235,7 @@ impl Topics {
     pub(super) fn set(&self, scope: Scope, settings: Settings) {
         self.0.settings.write().unwrap_or_else(PoisonError::into_inner).set(scope, settings);
         for topic in self.all() {
-            topic.log().policy = self.policy(&topic.key);
+            topic.log().policy = self.policy_set(&topic.key);
         }
     }
 
@@ -237,6 +259,18 @@ impl Topics {
         self.steady().0
     }
 
+    /// The time of day at backlog time `ms`.
+    pub(super) fn day_time(&self, ms: i64) -> i64 {
+        self.steady().1.wall(ms)
+    }
+
+    /// What a consumer is to be told of what it missed.
+    pub(super) fn gap(&self, Missed { reason, messages, first, last, .. }: &Missed) -> Gap {
+        let made_ms = |id| self.times().of(id).unwrap_or_else(|| self.now_ms());
+        let [first_ms, last_ms] = [made_ms(*first), made_ms(*last)].map(|ms| self.day_time(ms));
+        Gap { reason: *reason, missed: *messages, first_ms, last_ms }
+    }
+
     pub(super) fn insert(&self, topic: Arc<Topic>) {
         self.0.list.write().unwrap_or_else(PoisonError::into_inner).insert(topic.key.clone(), topic);
     }
@@ -248,7 +282,8 @@ impl Topics {
     /// Adds a consumer to a non-persistent topic, and the topic if need be. It begins at message `next`.
     pub(super) fn add_volatile(&self, key: &Arc<TopicKey>, consumer: &str, next: u64) {
         let mut topics = self.0.list.write().unwrap_or_else(PoisonError::into_inner);
-        let topic = topics.entry(key.clone()).or_insert_with(|| Arc::new(Topic::new(0, key.clone(), self.policy(key))));
+        let topic =
+            topics.entry(key.clone()).or_insert_with(|| Arc::new(Topic::new(0, key.clone(), self.policy_set(key))));
         topic.log().add_consumer(consumer, 0, Cursor::starting_at(next));
     }
 
@@ -345,10 +380,7 @@ impl Topic {
             log.bytes -= u64::from(entry.len);
         }
         log.trim();
-        for connected in log.consumers.values_mut().filter_map(|consumer| consumer.connected.as_mut()) {
-            connected.group.give_up_below(below);
-            connected.moved.send_replace(());
-        }
+        log.consumers.values_mut().for_each(|consumer| consumer.skip_below(below));
     }
 
     /// Bytes of the messages that wait.
@@ -378,11 +410,11 @@ impl Topic {
     ) -> Option<Result<Attached, Busy>> {
         let mut log = self.log();
         let Log { entries, consumers, .. } = &mut *log;
-        let Consumer { cursor, connected, .. } = consumers.get_mut(&who.consumer)?;
+        let Consumer { cursor, gaps, connected, .. } = consumers.get_mut(&who.consumer)?;
         let connected = connected.get_or_insert_with(|| {
             let holes = cursor.holes.iter().filter_map(|id| position(entries, *id)).map(|at| entries[at].listed());
             Connected {
-                group: Group::new(who.kind, limits, cursor.hi, holes),
+                group: Group::new(who.kind, limits, cursor.hi, holes.chain(gaps.listed())),
                 kicked: CancellationToken::new(),
                 moved: watch::Sender::new(()),
             }
@@ -421,28 +453,33 @@ impl Attached {
         &self.kicked
     }
 
-    /// The next messages for this connection, ascending; see [`Group::claim`].
+    /// The next messages for this connection, ascending; see [`Group::claim`]. What stands for messages that it missed is among
+    /// them, under an id of its own kind, see [`super::message_id`].
     #[must_use]
     pub fn claim(&self, most: usize, bytes: usize) -> Vec<u64> {
         let mut log = self.topic.log();
         let Log { entries, consumers, delivered, .. } = &mut *log;
-        let Some((connected, counts)) = self.held(consumers) else { return Vec::new() };
+        let Some((connected, counts, gaps)) = self.held(consumers) else { return Vec::new() };
         let list = |next| {
             let start = entries.partition_point(|entry| entry.id < next);
             entries.range(start..).map(Entry::listed)
         };
-        let claimed = connected.group.claim(self.member, most, bytes, list);
+        let mut claimed = connected.group.claim(self.member, most, bytes, list);
         let again = claimed.iter().filter(|id| counts.returned.remove(id)).count() as u64;
         counts.delivered += claimed.len() as u64;
         counts.redelivered += again;
         delivered.add(claimed.len() as u64, Instant::now());
         count().messages_delivered.increment(claimed.len() as u64);
         count().messages_redelivered.increment(again);
+        gaps.mark(&mut claimed);
         claimed
     }
 
     /// The bodies of claimed messages, in that order. Those that are gone are settled and left out.
     pub async fn read(&self, ids: &[u64], bodies: &Bodies) -> Result<Vec<(u64, Bytes)>, StoreError> {
+        if ids.iter().any(|id| is_gap(*id)) {
+            return self.read_with_gaps(ids, bodies).await;
+        }
         let found = if self.topic.key.non_persistent { self.ring(ids) } else { bodies.read(ids).await? };
         let gone = ids.iter().filter(|id| found.binary_search_by_key(id, |(id, _)| id).is_err());
         let lost = gone.filter(|id| self.release(**id, |_| ())).count() as u64;
@@ -450,6 +487,17 @@ impl Attached {
         if self.topic.key.non_persistent {
             count_lost(lost);
         }
+        Ok(found)
+    }
+
+    async fn read_with_gaps(&self, ids: &[u64], bodies: &Bodies) -> Result<Vec<(u64, Bytes)>, StoreError> {
+        let messages: Vec<u64> = ids.iter().copied().filter(|id| !is_gap(*id)).collect();
+        let mut found = Box::pin(self.read(&messages, bodies)).await?;
+        let mut log = self.topic.log();
+        if let Some((_, _, gaps)) = self.held(&mut log.consumers) {
+            found.extend(gaps.forms(ids, &self.topic.key.tenant, &self.consumer));
+        }
+        found.sort_unstable_by_key(|(id, _)| message_id(*id));
         Ok(found)
     }
 
@@ -469,8 +517,11 @@ impl Attached {
 
     fn release(&self, id: u64, count: impl FnOnce(&mut Counts)) -> bool {
         let mut log = self.topic.log();
-        let Some((connected, counts)) = self.held(&mut log.consumers) else { return false };
-        let settled = connected.group.settle(self.member, id);
+        let Some((connected, counts, gaps)) = self.held(&mut log.consumers) else { return false };
+        if gaps.contains(message_id(id)) != is_gap(id) {
+            return false;
+        }
+        let settled = connected.group.settle(self.member, message_id(id));
         if settled == (Settled::Done { others: true }) {
             connected.moved.send_replace(());
         }
@@ -490,9 +541,9 @@ impl Attached {
     }
 
     /// `None` once the consumer is unsubscribed: one of the same name is another one.
-    fn held<'a>(&self, consumers: &'a mut Consumers) -> Option<(&'a mut Connected, &'a mut Counts)> {
-        let Consumer { connected, counts, .. } = consumers.get_mut(&self.consumer)?;
-        connected.as_mut().filter(|_| !self.kicked.is_cancelled()).map(|connected| (connected, counts))
+    fn held<'a>(&self, consumers: &'a mut Consumers) -> Option<(&'a mut Connected, &'a mut Counts, &'a Gaps)> {
+        let Consumer { connected, counts, gaps, .. } = consumers.get_mut(&self.consumer)?;
+        connected.as_mut().filter(|_| !self.kicked.is_cancelled()).map(|connected| (connected, counts, &*gaps))
     }
 }
 
@@ -532,7 +583,8 @@ impl Consumer {
             settled_ms: None,
             returned: BTreeSet::new(),
         };
-        Self { id, cursor, done_bytes, parked: false, counts, connected: None }
+        let gaps = Gaps::default();
+        Self { id, cursor, gaps, done_bytes, parked: false, counts, connected: None }
     }
 
     /// Whether message `id` of the topic waits for it.
@@ -542,6 +594,30 @@ impl Consumer {
 
     pub(super) fn group(&self) -> Option<&Group> {
         self.connected.as_ref().map(|connected| &connected.group)
+    }
+
+    /// No message below `below` is waited for.
+    fn skip_below(&mut self, below: u64) {
+        let Some(connected) = &mut self.connected else { return };
+        connected.group.give_up_below(below, |id| self.gaps.contains(id));
+        connected.moved.send_replace(());
+    }
+
+    /// Takes a gap back from its connections; false if they have it already.
+    pub(super) fn withdraw(&mut self, gap: u64) -> bool {
+        self.connected.as_mut().is_none_or(|connected| connected.group.give_up(gap))
+    }
+
+    /// What it missed changes. Gaps that it did not have, or that were withdrawn, go to its connections.
+    pub(super) fn set_gaps(&mut self, gaps: Gaps, withdrawn: Option<u64>) {
+        if let Some(connected) = &mut self.connected {
+            let new = |id| !self.gaps.contains(id) || withdrawn == Some(id);
+            for gap in gaps.listed().filter(|gap| new(gap.id)) {
+                connected.group.offer(gap);
+                connected.moved.send_replace(());
+            }
+        }
+        self.gaps = gaps;
     }
 
     /// Ends the live connections, if there are any.
@@ -607,9 +683,10 @@ impl Log {
     pub(super) fn missed(&self, cursor: &Cursor, below: u64, reason: Reason) -> Option<Missed> {
         let holes = cursor.holes.iter().copied().take_while(|id| *id < below);
         let lens = holes.chain(self.ids_between(cursor.hi, below)).filter_map(|id| self.position(id));
-        let (messages, bytes) =
-            lens.fold((0, 0), |(messages, bytes), at| (messages + 1, bytes + u64::from(self.entries[at].len)));
-        (messages > 0).then_some(Missed { reason, messages, bytes })
+        lens.map(|at| self.entries[at]).fold(None, |missed: Option<Missed>, Entry { id, len, .. }| {
+            let missed = missed.unwrap_or(Missed { reason, messages: 0, bytes: 0, first: id, last: id });
+            Some(Missed { messages: missed.messages + 1, bytes: missed.bytes + u64::from(len), last: id, ..missed })
+        })
     }
 
     /// Drops the oldest message of a non-persistent topic. Returns how many consumers had not been handed it.
@@ -653,10 +730,7 @@ impl Log {
     pub(super) fn park(&mut self, name: &str, cursor: Cursor, how: Parked) -> Vec<u64> {
         let garbage = self.give_up(name);
         let Some(consumer) = self.consumers.get_mut(name) else { return garbage };
-        if let Some(connected) = &mut consumer.connected {
-            connected.group.give_up_below(cursor.hi);
-            connected.moved.send_replace(());
-        }
+        consumer.skip_below(cursor.hi);
         consumer.cursor = cursor;
         consumer.done_bytes = self.appended_bytes;
         consumer.parked = how == Parked::Waits;

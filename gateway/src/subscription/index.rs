@@ -34,6 +34,8 @@ struct Routes {
     following: HashMap<u64, Vec<Arc<Route>>>,
     /// Those of the whole tenant, by the APIs that they take.
     tenant_wide: HashMap<Api, Vec<Arc<Route>>>,
+    /// How many ask for gap messages, by topic.
+    gaps: HashMap<Arc<TopicKey>, usize>,
 }
 
 impl Index {
@@ -69,6 +71,9 @@ impl Index {
         let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let routes = tenants.entry(route.topic.tenant.clone()).or_default();
         routes.by_id.insert(route.subscription.id, route.clone());
+        if route.subscription.gap_messages == Some(true) {
+            *routes.gaps.entry(route.topic.clone()).or_default() += 1;
+        }
         match route.subscription.source {
             Some(id) => {
                 if route.subscription.follows_children() {
@@ -89,6 +94,14 @@ impl Index {
         let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let Some(routes) = tenants.get_mut(tenant) else { return false };
         let Some(route) = routes.by_id.remove(&id) else { return false };
+        if route.subscription.gap_messages == Some(true)
+            && let Some(count) = routes.gaps.get_mut(&route.topic)
+        {
+            *count -= 1;
+            if *count == 0 {
+                routes.gaps.remove(&route.topic);
+            }
+        }
         let others = |other: &Arc<Route>| !Arc::ptr_eq(other, &route);
         match route.subscription.source {
             None => Api::ALL.iter().for_each(|api| retain(&mut routes.tenant_wide, api, others)),
@@ -98,6 +111,13 @@ impl Index {
             }
         }
         true
+    }
+
+    /// Whether a subscription asks for gap messages in its topic.
+    #[must_use]
+    pub fn asks_for_gaps(&self, topic: &TopicKey) -> bool {
+        let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        tenants.get(&topic.tenant).is_some_and(|routes| routes.gaps.contains_key(topic))
     }
 
     /// One subscription of the tenant.
@@ -198,6 +218,24 @@ mod tests {
             assert!(index.remove(&"t".into(), id));
         }
         assert_eq!(found(&index, &event, &[11, 10]), [(5, "events")]);
+    }
+
+    #[test]
+    fn one_subscription_is_enough_to_ask_for_gap_messages() {
+        let index = Index::default();
+        let asking = |id| {
+            let mut route = route(id, Some(10), &["events"]);
+            route.subscription.gap_messages = Some(true);
+            route
+        };
+        let topic = route(0, None, &["events"]).topic;
+        index.insert(route(1, None, &["events"]));
+        assert!(!index.asks_for_gaps(&topic));
+        index.insert(asking(2));
+        index.insert(asking(3));
+        assert!(index.remove(&"t".into(), 2) && index.asks_for_gaps(&topic));
+        assert!(!index.asks_for_gaps(&TopicKey { non_persistent: true, ..TopicKey::clone(&topic) }));
+        assert!(index.remove(&"t".into(), 3) && !index.asks_for_gaps(&topic));
     }
 
     #[test]

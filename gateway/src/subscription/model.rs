@@ -42,6 +42,9 @@ pub struct Subscription {
     pub type_filter: Option<String>,
     /// What is left of a body besides the standard properties; the plugin `fragments-to-copy` cuts it.
     pub fragments_to_copy: Option<Vec<String>>,
+    /// Whether consumers of the topic are told what they missed (`tidegate.gapMessages`).
+    #[serde(default)]
+    pub gap_messages: Option<bool>,
 }
 
 impl Subscription {
@@ -66,13 +69,27 @@ impl Subscription {
             text(&mut members, "subscription", "subscription")?.ok_or_else(|| missing("subscription"))?;
         check_name("subscription", &subscription)?;
         let source = parse_source(&mut members, context)?;
-        let non_persistent = boolean(&mut members, "nonPersistent")?.unwrap_or(false);
+        let non_persistent = boolean(&mut members, "nonPersistent", "nonPersistent")?.unwrap_or(false);
         let (apis, type_filter) = parse_filter(&mut members, context)?;
         let fragments_to_copy = texts(&mut members, "fragmentsToCopy", "fragmentsToCopy")?.filter(|f| !f.is_empty());
+        let gap_messages = parse_extension(&mut members)?;
+        if non_persistent && gap_messages == Some(true) {
+            return Err(Invalid::new("tidegate.gapMessages", "is only for persistent subscriptions"));
+        }
         if let Some(unknown) = members.keys().next() {
             return Err(Invalid::new(unknown, "is not a known member of a subscription"));
         }
-        Ok(Self { id: 0, context, source, subscription, non_persistent, apis, type_filter, fragments_to_copy })
+        Ok(Self {
+            id: 0,
+            context,
+            source,
+            subscription,
+            non_persistent,
+            apis,
+            type_filter,
+            fragments_to_copy,
+            gap_messages,
+        })
     }
 
     /// The types (line 2 of a frame) under which this subscription forwards `message`: none, one or, where `*` takes both
@@ -149,6 +166,9 @@ impl Subscription {
             set("fragmentsToCopy", fragments.clone().into());
         }
         set("nonPersistent", self.non_persistent.into());
+        if let Some(gap_messages) = self.gap_messages {
+            set("tidegate", Map::from_iter([("gapMessages".to_owned(), gap_messages.into())]).into());
+        }
         out.into()
     }
 }
@@ -186,6 +206,17 @@ fn parse_source(members: &mut Map<String, Value>, context: Context) -> Result<Op
         return Err(Invalid::new(&format!("source.{unknown}"), "is not a known member of a source"));
     }
     id.map(Some).ok_or_else(|| Invalid::new("source.id", "must be the id of a managed object"))
+}
+
+/// What is ours and not the platform's: whether there are gap messages.
+fn parse_extension(members: &mut Map<String, Value>) -> Result<Option<bool>, Invalid> {
+    let Some(extension) = take(members, "tidegate") else { return Ok(None) };
+    let mut extension = object("tidegate", extension)?;
+    let gap_messages = boolean(&mut extension, "gapMessages", "tidegate.gapMessages")?;
+    match extension.keys().next() {
+        Some(unknown) => Err(Invalid::new(&format!("tidegate.{unknown}"), "is not a known member of it")),
+        None => Ok(gap_messages),
+    }
 }
 
 type Filter = (Option<Vec<String>>, Option<String>);
@@ -261,11 +292,11 @@ fn texts(members: &mut Map<String, Value>, name: &str, field: &str) -> Result<Op
     serde_json::from_value(value).map(Some).map_err(|_| Invalid::new(field, "must be an array of strings"))
 }
 
-fn boolean(members: &mut Map<String, Value>, name: &str) -> Result<Option<bool>, Invalid> {
+fn boolean(members: &mut Map<String, Value>, name: &str, field: &str) -> Result<Option<bool>, Invalid> {
     match take(members, name) {
         None => Ok(None),
         Some(Value::Bool(value)) => Ok(Some(value)),
-        Some(_) => Err(Invalid::new(name, "must be true or false")),
+        Some(_) => Err(Invalid::new(field, "must be true or false")),
     }
 }
 
@@ -321,6 +352,16 @@ mod tests {
             (r#"{"context":"tenant","subscription":"s","filter":{"apis":"*"}}"#, "filter.apis: must be an array"),
             (r#"{"context":"tenant","subscription":"s","fragmentsToCopy":[1]}"#, "fragmentsToCopy: must be an array"),
             (r#"{"context":"tenant","subscription":"s","nonPersistent":1}"#, "nonPersistent: must be true or false"),
+            (r#"{"context":"tenant","subscription":"s","tidegate":1}"#, "tidegate: must be an object"),
+            (r#"{"context":"tenant","subscription":"s","tidegate":{"x":1}}"#, "tidegate.x: is not a known member"),
+            (
+                r#"{"context":"tenant","subscription":"s","tidegate":{"gapMessages":1}}"#,
+                "tidegate.gapMessages: must be true or false",
+            ),
+            (
+                r#"{"context":"tenant","subscription":"s","nonPersistent":true,"tidegate":{"gapMessages":true}}"#,
+                "tidegate.gapMessages: is only for persistent subscriptions",
+            ),
         ] {
             let text = refused(body);
             assert!(text.contains(expected), "{body}: {text}");

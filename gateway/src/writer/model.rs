@@ -9,7 +9,7 @@ use proptest::sample::Index;
 
 use super::tests::{Gateway, NOW, key, record, records};
 use super::*;
-use crate::backlog::OnFull;
+use crate::backlog::{OnFull, message_id};
 
 const TTL_MS: i64 = super::tests::TTL.cast_signed() * 1_000;
 
@@ -58,7 +58,21 @@ struct Consumer {
     parked: bool,
     connected: bool,
     /// What its connection has and did not acknowledge.
-    hand: BTreeSet<u64>,
+    hand: BTreeSet<Handed>,
+    /// How much was missed, by the id of the newest message that it stands for.
+    gaps: BTreeMap<u64, u64>,
+}
+
+/// An id, and whether it is that of a gap.
+type Handed = (u64, bool);
+
+impl Consumer {
+    /// Messages up to `id` are gone.
+    fn miss(&mut self, id: u64, count: u64) {
+        let open = self.gaps.last_key_value().map(|(id, _)| *id).filter(|id| !self.hand.contains(&(*id, true)));
+        let (before, missed) = open.and_then(|open| self.gaps.remove_entry(&open)).unwrap_or_default();
+        self.gaps.insert(before.max(id), missed + count);
+    }
 }
 
 impl Topic {
@@ -86,7 +100,9 @@ impl Topic {
     fn drop_oldest(&mut self) {
         let Some((id, _)) = self.messages.pop_first() else { return };
         for consumer in self.consumers.values_mut() {
-            consumer.owed.remove(&id);
+            if consumer.owed.remove(&id) {
+                consumer.miss(id, 1);
+            }
         }
     }
 
@@ -101,7 +117,8 @@ impl Topic {
                 _ => {
                     let lagging = self.consumers.values_mut().filter(|consumer| !consumer.owed.is_empty());
                     let consumer = lagging.min_by_key(|consumer| consumer.owed.first().copied()).unwrap();
-                    consumer.owed.clear();
+                    let owed = std::mem::take(&mut consumer.owed);
+                    consumer.miss(*owed.last().unwrap(), owed.len() as u64);
                     consumer.parked = !consumer.connected;
                     self.forget_unneeded();
                 }
@@ -138,6 +155,8 @@ impl Scene {
     async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+        let gaps = Settings { gap_messages: Some(true), ..Settings::default() };
+        gateway.writer.set_tenant("t".into(), gaps).await.unwrap();
         Self {
             dir,
             gateway: Some(gateway),
@@ -225,6 +244,9 @@ impl Scene {
             let now_ms = self.gateway().clock.now_ms();
             for (topic, len) in request {
                 let topic = &mut self.topics[topic];
+                for consumer in topic.consumers.values_mut().filter(|consumer| consumer.parked) {
+                    consumer.miss(0, 1);
+                }
                 if topic.is_heard() {
                     topic.messages.insert(self.next_id, (len as u64, now_ms));
                     for consumer in topic.consumers.values_mut().filter(|consumer| !consumer.parked) {
@@ -248,18 +270,35 @@ impl Scene {
 
     async fn claim(&mut self, topic: usize, consumer: usize, most: usize, index: Index) -> Result<(), TestCaseError> {
         let Some(attached) = self.attached.get(&(topic, consumer)) else { return Ok(()) };
-        let model = self.topics[topic].consumers.get_mut(&consumer).unwrap();
+        let model = &self.topics[topic].consumers[&consumer];
         if most > 0 || model.hand.is_empty() {
-            let claimed = attached.claim(most, usize::MAX);
-            let expected: Vec<_> = model.owed.difference(&model.hand).copied().take(most).collect();
+            let mut expected: Vec<Handed> = model.owed.iter().map(|id| (*id, false)).collect();
+            expected.extend(model.gaps.keys().map(|id| (*id, true)));
+            expected.retain(|handed| !model.hand.contains(handed));
+            expected.sort_unstable();
+            expected.truncate(most);
+            let ids = attached.claim(most, usize::MAX);
+            let claimed: Vec<Handed> = ids.iter().map(|id| (message_id(*id), message_id(*id) != *id)).collect();
             prop_assert_eq!(&claimed, &expected);
-            model.hand.extend(claimed);
+            for ((_, body), (id, is_gap)) in
+                attached.read(&ids, &self.gateway().bodies).await.unwrap().iter().zip(&claimed)
+            {
+                if *is_gap {
+                    let missed = format!("{{\"missed\":{},", model.gaps[id]);
+                    prop_assert!(String::from_utf8_lossy(body).contains(&missed), "{:?} is not {}", body, missed);
+                }
+            }
+            self.topics[topic].consumers.get_mut(&consumer).unwrap().hand.extend(claimed);
             return Ok(());
         }
-        let id = *model.hand.iter().nth(index.index(model.hand.len())).unwrap();
-        model.hand.remove(&id);
-        prop_assert_eq!(attached.settle(id), model.owed.remove(&id), "only what is owed can be acknowledged");
-        self.gateway().writer.settle(attached.topic().clone(), name(consumer).as_str().into(), vec![id]).await;
+        let (id, is_gap) = *model.hand.iter().nth(index.index(model.hand.len())).unwrap();
+        let handed = if is_gap { id | 1 << 63 } else { id };
+        let settled = attached.settle(handed);
+        self.gateway().writer.settle(attached.topic().clone(), name(consumer).as_str().into(), vec![handed]).await;
+        let model = self.topics[topic].consumers.get_mut(&consumer).unwrap();
+        model.hand.remove(&(id, is_gap));
+        let owed = if is_gap { model.gaps.remove(&id).is_some() } else { model.owed.remove(&id) };
+        prop_assert_eq!(settled, owed, "only what is owed can be acknowledged");
         self.topics[topic].forget_unneeded();
         Ok(())
     }
@@ -306,7 +345,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     /// What a consumer is owed is what it has not acknowledged and what was not dropped by the policy of its topic or for its
-    /// age, in order; bytes counted are bytes stored; a request is taken whole or not at all; nothing is kept that nobody waits
+    /// age, in order, and gaps say how much that was; bytes counted are bytes stored; a request is taken whole or not at all; nothing is kept that nobody waits
     /// for; and all of that holds over restarts.
     #[test]
     fn memory_disk_and_model_agree_whatever_goes(steps in prop::collection::vec(step(), 1..60)) {

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use sqlx::SqlitePool;
 
 use super::*;
-use crate::backlog::{BacklogLimits, OnFull, Policy, Topics};
+use crate::backlog::{BacklogLimits, Bodies, OnFull, Policy, Topics};
 use crate::consumer::Kind;
 use crate::store::{Store, Value};
 
@@ -14,6 +14,7 @@ pub(super) struct Gateway {
     pub(super) writer: Writer,
     pub(super) topics: Topics,
     task: tokio::task::JoinHandle<Result<(), StoreError>>,
+    pub(super) bodies: Bodies,
     pub(super) store: SqlitePool,
     pub(super) clock: Clock,
 }
@@ -30,10 +31,10 @@ impl Gateway {
         let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
         let limits = BacklogLimits { quota_bytes: QUOTA, ttl_seconds: TTL, tail_bytes: 1 << 20, volatile_bytes: 100 };
         let ledger = Ledger::load(&mut writing, readers.clone(), limits, clock.clone()).await.unwrap();
-        let topics = ledger.topics();
+        let (topics, bodies) = (ledger.topics(), ledger.bodies());
         let limits = ConsumerLimits { topics: 3, consumers: 3, group: GroupLimits { window: 10_000, members: 2 } };
         let (writer, task) = Writer::spawn(writing, ledger, clock.clone(), limits);
-        Self { writer, topics, task, store: readers, clock }
+        Self { writer, topics, task, bodies, store: readers, clock }
     }
 
     pub(super) async fn close(self) {
@@ -445,5 +446,122 @@ async fn under_park_who_lags_is_left_behind_until_it_connects() {
     append(&gateway, &topic, 99 / 10).await;
     gateway.writer.commit(Change::default()).await.unwrap();
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 0);
+    gateway.close().await;
+}
+
+/// What waits for a connection that takes all: the lengths of messages, and what gap messages say.
+async fn take(gateway: &Gateway, consumer: &Attached) -> (Vec<u64>, Vec<String>) {
+    let ids = consumer.claim(99, 10_000);
+    let bodies = consumer.read(&ids, &gateway.bodies).await.unwrap();
+    assert_eq!(bodies.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ids);
+    let said = |(_, body): (u64, Bytes)| match std::str::from_utf8(&body).unwrap().strip_prefix("/t/gap/") {
+        Some(gap) => {
+            let (head, body) = gap.split_once("\n\n").unwrap();
+            let body: serde_json::Value = serde_json::from_str(body).unwrap();
+            let (from, to) = (body["from"].as_str().unwrap(), body["to"].as_str().unwrap());
+            let seconds = |text| (crate::time::parse(text).unwrap() - NOW) / 1_000;
+            let [missed, reason] = ["missed", "reason"].map(|name| body[name].to_string());
+            format!("{} {missed} {reason} {}-{}", head.replace('\n', " "), seconds(from), seconds(to))
+        }
+        None => body.len().to_string(),
+    };
+    (ids, bodies.into_iter().map(said).collect())
+}
+
+async fn settle(gateway: &Gateway, consumer: &Attached, ids: &[u64]) {
+    for id in ids {
+        assert!(consumer.settle(*id));
+    }
+    gateway.writer.settle(consumer.topic().clone(), consumer.consumer().into(), ids.to_vec()).await;
+    gateway.writer.commit(Change::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_consumer_is_told_what_it_missed_before_what_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+    let topic = key("s");
+    let told = Settings { gap_messages: Some(true), ..policy(OnFull::EvictOldest) };
+    gateway.writer.set_topic(topic.clone(), told).await.unwrap();
+    let live = gateway.attach(&topic, "live").await.unwrap();
+    drop(gateway.attach(&topic, "away").await.unwrap());
+    for _ in 0..10 {
+        append(&gateway, &topic, 1).await;
+        gateway.clock.advance(1_000);
+    }
+    let (ids, _) = take(&gateway, &live).await;
+    settle(&gateway, &live, &[ids[0], ids[2]]).await;
+    append(&gateway, &topic, 4).await;
+    // It had two of the four; the other one had none. What it has in flight and what is newer stay.
+    let (gap, said) = take(&gateway, &live).await;
+    assert_eq!(said, ["live CREATE 2 \"evicted\" 1-3", "10", "10", "10", "10"]);
+    assert!(!live.settle(ids[3]), "of the message that is lost, late, and not of the gap in its place");
+    // While it is in flight, the next one is another.
+    append(&gateway, &topic, 2).await;
+    let (next, said) = take(&gateway, &live).await;
+    assert_eq!(said, ["live CREATE 2 \"evicted\" 4-5", "10", "10"]);
+    settle(&gateway, &live, &[gap[0]]).await;
+    assert_eq!(gateway.count("SELECT count(*) FROM gap").await, 2, "one of each consumer");
+    assert_eq!(gateway.count("SELECT sum(length(body)) FROM msg").await, 100, "gaps count to no quota");
+    drop(live);
+    gateway.close().await;
+
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW + 10_000)).await;
+    let away = gateway.attach(&topic, "away").await.unwrap();
+    let (ids, said) = take(&gateway, &away).await;
+    assert_eq!(said[..2], ["away CREATE 6 \"evicted\" 0-5", "10"], "it grew until it was handed out");
+    assert!(ids[1..].iter().all(|id| *id > crate::backlog::message_id(ids[0])), "ids increase");
+    let live = gateway.attach(&topic, "live").await.unwrap();
+    assert_eq!(take(&gateway, &live).await.0[0], next[0], "what is not acknowledged comes again");
+    settle(&gateway, &away, &ids[..1]).await;
+    // The time to live, too.
+    gateway.clock.advance(1_000_000);
+    gateway.writer.commit(Change::default()).await.unwrap();
+    assert_eq!(take(&gateway, &away).await.1, ["away CREATE 10 \"expired\" 6-10"]);
+    assert!(gateway.writer.unsubscribe(topic.clone(), "live").await.unwrap());
+    assert_eq!(gateway.count("SELECT count(*) FROM gap").await, 1);
+    drop((away, live));
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn who_was_left_behind_is_told_how_much_passed_meanwhile() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW)).await;
+    let topic = key("s");
+    gateway.writer.set_topic(topic.clone(), policy(OnFull::Park)).await.unwrap();
+    gateway.topics.listen_to(|topic| &*topic.name == "s");
+    drop(gateway.attach(&topic, "away").await.unwrap());
+    let live = gateway.attach(&topic, "live").await.unwrap();
+    append(&gateway, &topic, 10).await;
+    acknowledge(&gateway, &live, 10).await;
+    gateway.clock.advance(5_000);
+    append(&gateway, &topic, 2).await;
+    gateway.clock.advance(5_000);
+    append(&gateway, &topic, 1).await;
+    drop(live);
+    gateway.close().await;
+    let gateway = Gateway::open_at(dir.path(), Clock::manual(NOW + 10_000)).await;
+    gateway.topics.listen_to(|topic| &*topic.name == "s");
+    append(&gateway, &topic, 1).await;
+    let away = gateway.attach(&topic, "away").await.unwrap();
+    append(&gateway, &topic, 1).await;
+    assert_eq!(take(&gateway, &away).await.1, ["away CREATE 14 \"parked\" 0-10", "10"]);
+    drop(away);
+    gateway.close().await;
+}
+
+#[tokio::test]
+async fn where_it_is_not_switched_on_nobody_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let gateway = Gateway::open(dir.path()).await;
+    let topic = key("s");
+    gateway.writer.set_topic(topic.clone(), policy(OnFull::EvictOldest)).await.unwrap();
+    let consumer = gateway.attach(&topic, "c").await.unwrap();
+    append(&gateway, &topic, 10).await;
+    append(&gateway, &topic, 10).await;
+    assert_eq!(take(&gateway, &consumer).await.1, ["10"; 10]);
+    assert_eq!(gateway.count("SELECT count(*) FROM gap").await, 0);
+    drop(consumer);
     gateway.close().await;
 }
