@@ -395,8 +395,7 @@ async fn load_consumers(writing: &mut Writing, topics: &HashMap<i64, Arc<Topic>>
     let mut highest = 0;
     for row in rows {
         let Some(topic) = topics.get(&row.try_get(1)?) else { continue };
-        let holes = serde_json::from_str(row.try_get(4)?)
-            .map_err(|error| StoreError::Database(sqlx::Error::Decode(Box::new(error))))?;
+        let holes = serde_json::from_str(row.try_get(4)?).map_err(|error| StoreError::Database(error.into()))?;
         let cursor = Cursor { hi: row.try_get::<i64, _>(3)?.cast_unsigned(), holes };
         highest = highest.max(cursor.hi);
         let mut log = topic.log();

@@ -23,6 +23,9 @@ pub const FILE_NAME: &str = "tidegate.db";
 /// Size of a database page in bytes, fixed when the file is created.
 const PAGE_BYTES: u32 = 4096;
 
+/// Texts that stay prepared for commits.
+const STATEMENTS: usize = 64;
+
 static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations");
 
 /// Why the disk did not take or give something.
@@ -30,24 +33,35 @@ static MIGRATIONS: sqlx::migrate::Migrator = sqlx::migrate!("../migrations");
 pub enum StoreError {
     /// `store.max_bytes` or the disk is full.
     #[error("the store is full")]
-    Full(#[source] sqlx::Error),
+    Full(#[source] Cause),
     /// The file was written by a newer version of the gateway.
     #[error("the database was written by a newer version of Tidegate; start that version, or restore a backup")]
     Newer,
     /// Anything else that SQLite reports.
     #[error("the database failed")]
-    Database(#[source] sqlx::Error),
+    Database(#[source] Cause),
 }
+
+/// What SQLite said, by way of either crate.
+type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 impl From<sqlx::Error> for StoreError {
     fn from(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
+        Self::of(code.and_then(|code| code.parse().ok()), error.into())
+    }
+}
+
+impl From<rusqlite::Error> for StoreError {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::of(error.sqlite_error().map(|error| error.extended_code), error.into())
+    }
+}
+
+impl StoreError {
+    fn of(code: Option<i32>, cause: Cause) -> Self {
         // SQLITE_FULL is 13, extended codes keep it in the low byte.
-        let full = error
-            .as_database_error()
-            .and_then(sqlx::error::DatabaseError::code)
-            .and_then(|code| code.parse::<u32>().ok())
-            .is_some_and(|code| code & 0xff == 13);
-        if full { Self::Full(error) } else { Self::Database(error) }
+        if code.is_some_and(|code| code & 0xff == 13) { Self::Full(cause) } else { Self::Database(cause) }
     }
 }
 
@@ -60,7 +74,12 @@ pub struct Store {
 }
 
 /// The connection that writes. Commits are durable: WAL with `synchronous=FULL`.
+///
+/// sqlx takes two changes of threads for each statement, which is more than the statements of a commit themselves take. So
+/// commits go to the same connection directly, on the thread of the writer.
 pub struct Writing {
+    /// Stands before `connection`, so that its statements are dropped before that is closed.
+    direct: rusqlite::Connection,
     connection: SqliteConnection,
 }
 
@@ -81,6 +100,8 @@ impl Store {
             .auto_vacuum(SqliteAutoVacuum::Incremental)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
+            // Two rooms of code use it; SQLite itself sees to it that they do so one after the other.
+            .serialized(true)
             .pragma("wal_autocheckpoint", "1000")
             .pragma("cache_size", "-8000")
             .pragma("temp_store", "MEMORY")
@@ -92,31 +113,37 @@ impl Store {
                 StoreError::Newer
             }
             sqlx::migrate::MigrateError::Execute(error) => error.into(),
-            other => StoreError::Database(sqlx::Error::Migrate(Box::new(other))),
+            other => StoreError::Database(other.into()),
         })?;
         let readers = SqlitePoolOptions::new()
             .max_connections(4)
             .min_connections(0)
             .connect_lazy_with(options.read_only(true).pragma("cache_size", "-4000").pragma("temp_store", "MEMORY"));
-        Ok(Self { writer: Writing { connection }, readers })
+        Ok(Self { writer: Writing::new(connection).await?, readers })
     }
 }
 
 impl Writing {
-    /// Commits all rows of `transaction` in one round trip to the database, or none of them.
-    ///
-    /// The future must be driven to its end: dropped halfway it would leave the transaction open.
+    async fn new(mut connection: SqliteConnection) -> Result<Self, StoreError> {
+        let handle = connection.lock_handle().await?.as_raw_handle();
+        #[allow(unsafe_code, reason = "the only way to commit without a change of threads for each statement")]
+        // SAFETY: the handle stays open for as long as `connection` exists, which is dropped after `direct`. The connection is
+        // in serialized mode, in which SQLite lets any thread use it at any time.
+        let direct = unsafe { rusqlite::Connection::from_handle(handle.as_ptr()) }?;
+        direct.set_prepared_statement_cache_capacity(STATEMENTS);
+        Ok(Self { direct, connection })
+    }
+
+    /// Commits all rows of `transaction`, or none of them. Blocks the thread for as long as that takes.
     pub async fn commit(&mut self, transaction: &Transaction) -> Result<(), StoreError> {
         if transaction.is_empty() {
             return Ok(());
         }
-        match transaction.query().execute(&mut self.connection).await {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.roll_back().await;
-                Err(error.into())
-            }
+        let committed = transaction.run(&self.direct);
+        if committed.is_err() {
+            self.roll_back().await;
         }
+        Ok(committed?)
     }
 
     /// For the reads of a start, before anything else uses the connection.
@@ -148,9 +175,11 @@ impl Writing {
     }
 
     /// Moves the WAL into the database file and closes it.
-    pub async fn close(mut self) -> Result<(), StoreError> {
-        self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
-        self.connection.close().await?;
+    pub async fn close(self) -> Result<(), StoreError> {
+        let Self { direct, mut connection } = self;
+        drop(direct);
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
+        connection.close().await?;
         Ok(())
     }
 }

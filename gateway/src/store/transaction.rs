@@ -1,14 +1,8 @@
-//! All rows of one commit, sent to SQLite as one multi-statement query.
-//!
-//! One round trip costs the same for one row and for a thousand: the bodies travel in one blob, and `json_each` unpacks
-//! the rows. The text depends only on which kinds of rows there are, so it is prepared once.
-
-use std::fmt::Write as _;
+//! All rows of one commit, and the statements that write them.
 
 use bytes::Bytes;
-use sqlx::query::Query;
-use sqlx::sqlite::SqliteArguments;
-use sqlx::{AssertSqlSafe, Sqlite};
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ToSql, params_from_iter};
 
 /// A value bound to a [`Statement`].
 #[derive(Clone, Debug)]
@@ -78,7 +72,7 @@ pub struct MessageRow {
 }
 
 /// Where a consumer is; see `consumer::Cursor`.
-#[derive(Clone, Debug, serde::Serialize)]
+#[derive(Clone, Debug)]
 pub struct CursorRow {
     /// Row id of the consumer.
     pub consumer: i64,
@@ -121,107 +115,58 @@ impl Transaction {
             && self.freed.is_empty()
     }
 
-    /// The whole transaction as one query. Bare `?` take the arguments statement by statement.
-    pub(super) fn query(&self) -> Query<'static, Sqlite, SqliteArguments> {
-        let mut sql = String::from("BEGIN IMMEDIATE;");
+    /// Runs all of it, from BEGIN to COMMIT. On an error the transaction may still be open.
+    ///
+    /// Every text is prepared once: `connection` keeps what it has prepared.
+    pub(super) fn run(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let now_ms = self.now_ms;
+        connection.prepare_cached("BEGIN IMMEDIATE")?.execute([])?;
         // First, so that a full store has room for what follows.
-        if !self.freed.is_empty() {
-            sql.push_str("DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?));");
+        let mut delete = connection.prepare_cached("DELETE FROM msg WHERE id BETWEEN ? AND ?")?;
+        for run in self.freed.chunk_by(|id, next| id + 1 == *next) {
+            delete.execute((run[0].cast_signed(), run[run.len() - 1].cast_signed()))?;
         }
-        for statement in &self.statements {
-            sql.push_str(statement.sql);
-            sql.push(';');
+        for Statement { sql, values } in &self.statements {
+            connection.prepare_cached(sql)?.execute(params_from_iter(values))?;
         }
-        if !self.measurements.is_empty() {
-            sql.push_str(
-                "INSERT INTO measurement(id, tenant, source, type, time, body)
-                 SELECT value->>0, value->>1, value->>2, value->>3, value->>4, substr(?, (value->>5) + 1, value->>6)
-                 FROM json_each(?);",
-            );
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO measurement(id, tenant, source, type, time, body) VALUES (?, ?, ?, ?, ?, ?)",
+        )?;
+        for ObjectRow { id, tenant, source, kind, time_ms, body, .. } in &self.measurements {
+            let (id, source) = (id.cast_signed(), source.cast_signed());
+            insert.execute((id, tenant.as_str(), source, kind, time_ms, &**body))?;
         }
-        if !self.events.is_empty() {
-            sql.push_str(
-                "INSERT INTO event(id, tenant, source, type, time, body, created, updated)
-                 SELECT value->>0, value->>1, value->>2, value->>3, value->>4, substr(?, (value->>5) + 1, value->>6),
-                 value->>7, value->>7 FROM json_each(?);",
-            );
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO event(id, tenant, source, type, time, body, created, updated)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)",
+        )?;
+        for ObjectRow { id, tenant, source, kind, time_ms, body, created_ms } in &self.events {
+            let (id, source) = (id.cast_signed(), source.cast_signed());
+            insert.execute((id, tenant.as_str(), source, kind, time_ms, &**body, created_ms))?;
         }
-        if !self.messages.is_empty() {
-            sql.push_str(
-                "INSERT INTO msg(id, topic, slot, ts, body)
-                 SELECT value->>0, value->>1, value->>2, ?, substr(?, (value->>3) + 1, value->>4) FROM json_each(?);",
-            );
+        let mut insert =
+            connection.prepare_cached("INSERT INTO msg(id, topic, slot, ts, body) VALUES (?, ?, ?, ?, ?)")?;
+        for MessageRow { id, topic, slot, body } in &self.messages {
+            insert.execute((id.cast_signed(), topic, slot, now_ms, &**body))?;
         }
-        if !self.cursors.is_empty() {
-            sql.push_str(
-                "UPDATE cursor SET hi = e.value->>'hi', holes = e.value->'holes',
-                 settled = coalesce(e.value->>'settled_ms', settled)
-                 FROM json_each(?) AS e WHERE consumer = e.value->>'consumer';",
-            );
+        let mut update = connection
+            .prepare_cached("UPDATE cursor SET hi = ?, holes = ?, settled = coalesce(?, settled) WHERE consumer = ?")?;
+        for CursorRow { consumer, hi, holes, settled_ms } in &self.cursors {
+            let holes = serde_json::to_string(holes).expect("invariant: numbers always serialize");
+            update.execute((hi.cast_signed(), holes, settled_ms, consumer))?;
         }
-        sql.push_str("COMMIT");
-        // There is no end of combinations of single statements; the connection keeps those texts that come again.
-        self.bind(sqlx::query(AssertSqlSafe(sql))).persistent(self.statements.len() <= 1)
-    }
-
-    fn bind(&self, mut query: Query<'static, Sqlite, SqliteArguments>) -> Query<'static, Sqlite, SqliteArguments> {
-        if !self.freed.is_empty() {
-            query = query.bind(json(&self.freed));
-        }
-        for value in self.statements.iter().flat_map(|statement| &statement.values) {
-            query = match value {
-                Value::Null => query.bind(None::<i64>),
-                Value::Int(number) => query.bind(*number),
-                Value::Text(text) => query.bind(text.clone()),
-                Value::Blob(bytes) => query.bind(bytes.to_vec()),
-            };
-        }
-        for objects in [&self.measurements, &self.events] {
-            if !objects.is_empty() {
-                let (blob, rows) = pack_objects(objects);
-                query = query.bind(blob).bind(rows);
-            }
-        }
-        if !self.messages.is_empty() {
-            let (blob, rows) = self.pack_messages();
-            query = query.bind(self.now_ms).bind(blob).bind(rows);
-        }
-        if !self.cursors.is_empty() {
-            query = query.bind(json(&self.cursors));
-        }
-        query
-    }
-
-    fn pack_messages(&self) -> (Vec<u8>, String) {
-        let mut blob = Vec::with_capacity(self.messages.iter().map(|row| row.body.len()).sum());
-        let mut rows = String::with_capacity(self.messages.len() * 32);
-        rows.push('[');
-        for (index, row) in self.messages.iter().enumerate() {
-            let comma = if index == 0 { "" } else { "," };
-            let MessageRow { id, topic, slot, body } = row;
-            let _ = write!(rows, "{comma}[{id},{topic},{slot},{},{}]", blob.len(), body.len());
-            blob.extend_from_slice(&row.body);
-        }
-        rows.push(']');
-        (blob, rows)
+        connection.prepare_cached("COMMIT")?.execute([])?;
+        Ok(())
     }
 }
 
-/// All bodies in one blob, and a row `[id, tenant, source, type, time, offset, length, created]` for each object.
-fn pack_objects(objects: &[ObjectRow]) -> (Vec<u8>, String) {
-    let mut blob = Vec::with_capacity(objects.iter().map(|row| row.body.len()).sum());
-    let rows: Vec<_> = objects
-        .iter()
-        .map(|row| {
-            let offset = blob.len();
-            blob.extend_from_slice(&row.body);
-            (row.id, row.tenant.as_str(), row.source, &*row.kind, row.time_ms, offset, row.body.len(), row.created_ms)
-        })
-        .collect();
-    let rows = json(&rows);
-    (blob, rows)
-}
-
-fn json(rows: &impl serde::Serialize) -> String {
-    serde_json::to_string(rows).expect("invariant: numbers and texts always serialize")
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(number) => ValueRef::Integer(*number),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Blob(blob) => ValueRef::Blob(blob),
+        }))
+    }
 }

@@ -16,6 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 use tokio::time::{Instant, timeout_at};
 
@@ -176,7 +177,7 @@ pub struct ConsumerLimits {
 }
 
 impl Writer {
-    /// Starts the writer's task. It ends, with the database closed, after [`Writer::stop`].
+    /// Starts the writer, on a thread of its own, since commits block. It ends, with the database closed, after [`Writer::stop`].
     pub fn spawn(
         writing: Writing,
         ledger: Ledger,
@@ -197,7 +198,9 @@ impl Writer {
             warm: false,
             health: health.clone(),
         };
-        (Self { commands, health, full }, tokio::spawn(worker.run()))
+        let runtime = Handle::current();
+        let task = tokio::task::spawn_blocking(move || runtime.block_on(worker.run()));
+        (Self { commands, health, full }, task)
     }
 
     /// Whether it commits what it is given, as far as the last commits tell.
