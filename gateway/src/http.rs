@@ -1,5 +1,6 @@
 //! The HTTP listeners, plain and over TLS: sockets in, a hyper connection for each.
 
+use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -7,9 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::{Extension, Router};
+use axum::Router;
+use axum::response::Response;
+use futures_util::TryFutureExt as _;
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::http::uri::Scheme;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -19,8 +25,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api::drop_empty_segments;
 use crate::socket::Socket;
-use crate::telemetry::{Connected, tls_handshakes_failed};
+use crate::telemetry::{Connected, count, tls_handshakes_failed};
 
 /// Bytes that are read ahead of a connection; a head that does not fit is 431.
 const HEAD_BYTES: usize = 64 << 10;
@@ -61,7 +68,13 @@ impl Http {
     /// Upgraded connections are not waited for. Requests carry the [`Scheme`] that they came by as an extension.
     pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
         let (scheme, kind) = if self.tls.is_some() { (Scheme::HTTPS, "https") } else { (Scheme::HTTP, "http") };
-        let service = TowerToHyperService::new(router.layer(Extension(scheme)));
+        let router = TowerToHyperService::new(router);
+        // Done here, since each layer of a router costs every request some boxes.
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            drop_empty_segments(request.uri_mut());
+            request.extensions_mut().insert(scheme.clone());
+            router.call(request).inspect_ok(|response| count().response(response.status()))
+        });
         let connections = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(limits.connections));
         loop {
@@ -115,17 +128,15 @@ impl Http {
 }
 
 /// Answers the requests of one connection until it ends, or `stop` does and the request at hand is answered.
-async fn speak<S>(
-    stream: S,
-    service: TowerToHyperService<Router>,
-    limits: ConnectionLimits,
-    stop: CancellationToken,
-    upgraded: &AtomicBool,
-) where
+async fn speak<S, V>(stream: S, service: V, limits: ConnectionLimits, stop: CancellationToken, upgraded: &AtomicBool)
+where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    V: Service<Request<Incoming>, Response = Response, Error = Infallible>,
 {
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(limits.head).max_buf_size(HEAD_BYTES);
+    // Answers are short: to put them together takes less than to have the kernel gather them.
+    server.writev(false);
     let mut connection = pin!(server.serve_connection(TokioIo::new(stream), service).with_upgrades());
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

@@ -48,6 +48,7 @@ use tokio_util::task::TaskTracker;
 
 pub use error::ApiError;
 pub(crate) use full_topics::watch as watch_full_topics;
+pub(crate) use paths::drop_empty_segments;
 pub use routes::router;
 pub(crate) use subscriptions::load as load_subscriptions;
 pub(crate) use tenants::ADMIN;

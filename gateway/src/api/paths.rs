@@ -1,6 +1,5 @@
 //! Paths as clients write them.
 
-use axum::extract::Request;
 use hyper::Uri;
 use hyper::http::uri::PathAndQuery;
 
@@ -9,11 +8,10 @@ const EXTERNAL_IDS: &str = "/identity/externalIds/";
 
 /// Drops the empty segments of a path: c8y_api 3.7.3 creates alarms at `/alarm/alarms/` and updates them at `/alarm/alarms//1`,
 /// and consumers connect to `/notification2/consumer/` as well as without the last slash.
-pub(super) fn without_empty_segments(mut request: Request) -> Request {
-    if let Some(uri) = cleaned(request.uri()) {
-        *request.uri_mut() = uri;
+pub(crate) fn drop_empty_segments(uri: &mut Uri) {
+    if let Some(clean) = cleaned(uri) {
+        *uri = clean;
     }
-    request
 }
 
 /// `None` if there is nothing to drop.

@@ -11,10 +11,9 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
     ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, messaging,
-    openapi, operations, operator, paths, subscriptions, tenants, tokens, topics, users,
+    openapi, operations, operator, subscriptions, tenants, tokens, topics, users,
 };
 use crate::platform::relation::Kind;
-use crate::telemetry::count;
 
 /// A path and what it answers.
 pub(super) struct Route {
@@ -25,7 +24,7 @@ pub(super) struct Route {
     methods: MethodRouter<Arc<App>>,
 }
 
-/// The whole HTTP surface.
+/// The whole HTTP surface, for paths without empty segments: [`super::drop_empty_segments`] has to stand before it.
 pub fn router(app: Arc<App>) -> Router {
     let add = |router: Router<Arc<App>>, Route { path, allowed, methods }: Route| {
         let refuse = move || async move { ApiError::method_not_allowed(allowed) };
@@ -39,15 +38,7 @@ pub fn router(app: Arc<App>) -> Router {
     if app.config.http.cors_origins.is_some() {
         router = router.layer(middleware::from_fn_with_state(app.clone(), cors::answer));
     }
-    // Whatever changes the path has to stand before the routes.
-    Router::new().fallback_service(router.with_state(app)).layer(middleware::from_fn(at_the_door))
-}
-
-/// What holds for every request.
-async fn at_the_door(request: Request, next: Next) -> Response {
-    let response = next.run(paths::without_empty_segments(request)).await;
-    count().response(response.status());
-    response
+    router.with_state(app)
 }
 
 /// Carries a request out to its end even if the client goes away, since hyper would drop it: memory follows its commit, and
