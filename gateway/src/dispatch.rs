@@ -5,6 +5,7 @@
 //! deliver ─▶ acknowledgement ─▶ Group::settle ─▶ writer (the last reference frees the message)
 //! ```
 
+use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use base64::Engine as _;
@@ -47,6 +48,12 @@ fn frame(epoch: u64, id: u64, stored: &str) -> String {
     frame
 }
 
+/// A stored form is text, unless the disk has spoilt it.
+fn text(stored: &[u8]) -> Cow<'_, str> {
+    // To replace what is wrong takes much longer, even where nothing is.
+    str::from_utf8(stored).map_or_else(|_| String::from_utf8_lossy(stored), Cow::Borrowed)
+}
+
 fn ack_bytes(epoch: u64, id: u64) -> [u8; 16] {
     let mut bytes = [0; 16];
     bytes[..8].copy_from_slice(&epoch.to_be_bytes());
@@ -81,11 +88,11 @@ impl Default for Epochs {
 
 /// What a text from a consumer turned out to be.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Acknowledged {
-    /// A message of this connection that was waiting for it.
-    Message(u64),
-    /// A message that was never sent on this connection, or is acknowledged already.
-    Unknown,
+pub enum Acknowledgement {
+    /// Of this connection, for a message that was perhaps sent on it; see [`Delivery::settle`].
+    Own(u64),
+    /// Of another connection.
+    Foreign,
     /// Not an acknowledgement at all.
     Garbage,
 }
@@ -114,18 +121,24 @@ impl Delivery {
                 // All of them were given up meanwhile; what follows may be there.
                 continue;
             }
-            let frame = |(id, body): (u64, Bytes)| frame(self.epoch, id, &String::from_utf8_lossy(&body));
+            let frame = |(id, body): (u64, Bytes)| frame(self.epoch, id, &text(&body));
             return Ok(stored.into_iter().map(frame).collect());
         }
     }
 
-    /// Takes a text from the consumer. Each acknowledgement stands for one message (seed 001).
-    pub fn acknowledge(&mut self, text: &str) -> Acknowledged {
+    /// Reads a text from the consumer. Each acknowledgement stands for one message (seed 001).
+    #[must_use]
+    pub fn acknowledgement(&self, text: &str) -> Acknowledgement {
         let mut bytes = [0; 18];
-        let Ok(16) = STANDARD.decode_slice(text, &mut bytes) else { return Acknowledged::Garbage };
+        let Ok(16) = STANDARD.decode_slice(text, &mut bytes) else { return Acknowledgement::Garbage };
         let epoch = u64::from_be_bytes(bytes[..8].try_into().expect("invariant: 8 bytes"));
         let id = u64::from_be_bytes(bytes[8..16].try_into().expect("invariant: 8 bytes"));
-        if epoch == self.epoch && self.attached.settle(id) { Acknowledged::Message(id) } else { Acknowledged::Unknown }
+        if epoch == self.epoch { Acknowledgement::Own(id) } else { Acknowledgement::Foreign }
+    }
+
+    /// Takes acknowledgements. Returns those of messages that were sent on this connection and not acknowledged before.
+    pub fn settle(&mut self, ids: Vec<u64>) -> Vec<u64> {
+        self.attached.settle_all(ids)
     }
 }
 

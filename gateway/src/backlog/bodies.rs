@@ -69,11 +69,16 @@ impl Bodies {
         if first < tail.floor {
             return None;
         }
+        let mut at = 0;
         let found = ids
             .iter()
             .filter_map(|id| {
-                let position = tail.bodies.binary_search_by_key(id, |(id, _)| *id).ok()?;
-                tail.bodies.get(position).cloned()
+                // Most are neighbours.
+                if tail.bodies.get(at).is_none_or(|(found, _)| found != id) {
+                    at = tail.bodies.binary_search_by_key(id, |(id, _)| *id).ok()?;
+                }
+                at += 1;
+                tail.bodies.get(at - 1).cloned()
             })
             .collect();
         Some(found)

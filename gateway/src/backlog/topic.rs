@@ -481,11 +481,13 @@ impl Attached {
             return self.read_with_gaps(ids, bodies).await;
         }
         let found = if self.topic.key.non_persistent { self.ring(ids) } else { bodies.read(ids).await? };
-        let gone = ids.iter().filter(|id| found.binary_search_by_key(id, |(id, _)| id).is_err());
-        let lost = gone.filter(|id| self.release(**id, |_| ())).count() as u64;
-        // Of what is gone from the disk, the commit that deleted it counts who missed it.
-        if self.topic.key.non_persistent {
-            count_lost(lost);
+        if found.len() < ids.len() {
+            let gone = ids.iter().filter(|id| found.binary_search_by_key(*id, |(id, _)| *id).is_err());
+            let lost = self.release(gone.copied().collect(), |_, _| ()).len() as u64;
+            // Of what is gone from the disk, the commit that deleted it counts who missed it.
+            if self.topic.key.non_persistent {
+                count_lost(lost);
+            }
         }
         Ok(found)
     }
@@ -508,28 +510,41 @@ impl Attached {
 
     /// The connection has acknowledged message `id`. False if it is not waiting for that.
     pub fn settle(&self, id: u64) -> bool {
-        self.release(id, |counts| {
-            counts.acknowledged.add(1, Instant::now());
-            count().messages_acknowledged.increment(1);
+        !self.settle_all(vec![id]).is_empty()
+    }
+
+    /// The connection has acknowledged these messages. Returns those that it was waiting for.
+    pub fn settle_all(&self, ids: Vec<u64>) -> Vec<u64> {
+        self.release(ids, |counts, settled| {
+            counts.acknowledged.add(settled, Instant::now());
+            count().messages_acknowledged.increment(settled);
             counts.settled_ms = Some(self.topics.wall_ms());
         })
     }
 
-    fn release(&self, id: u64, count: impl FnOnce(&mut Counts)) -> bool {
+    fn release(&self, mut ids: Vec<u64>, count: impl FnOnce(&mut Counts, u64)) -> Vec<u64> {
         let mut log = self.topic.log();
-        let Some((connected, counts, gaps)) = self.held(&mut log.consumers) else { return false };
-        if gaps.contains(message_id(id)) != is_gap(id) {
-            return false;
-        }
-        let settled = connected.group.settle(self.member, message_id(id));
-        if settled == (Settled::Done { others: true }) {
+        let Some((connected, counts, gaps)) = self.held(&mut log.consumers) else { return Vec::new() };
+        let mut moved = false;
+        ids.retain(|id| {
+            if gaps.contains(message_id(*id)) != is_gap(*id) {
+                return false;
+            }
+            match connected.group.settle(self.member, message_id(*id)) {
+                Settled::Unknown => false,
+                Settled::Done { others } => {
+                    moved |= others;
+                    true
+                }
+            }
+        });
+        if moved {
             connected.moved.send_replace(());
         }
-        let settled = settled != Settled::Unknown;
-        if settled {
-            count(counts);
+        if !ids.is_empty() {
+            count(counts, ids.len() as u64);
         }
-        settled
+        ids
     }
 
     /// Waits until there may be something new to claim. False if there never will be.

@@ -17,7 +17,7 @@ use tokio_tungstenite::tungstenite::{Error, Message};
 use tokio_util::sync::CancellationToken;
 
 use crate::backlog::TopicKey;
-use crate::dispatch::{Acknowledged, Delivery};
+use crate::dispatch::{Acknowledgement, Delivery};
 use crate::telemetry::{Throttle, acknowledgements_ignored};
 use crate::writer::Writer;
 
@@ -221,6 +221,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin,
 {
     let mut heard = Heard::default();
+    let mut own = Vec::new();
     let mut next = Some(first);
     while let Some(message) = next.take() {
         match message {
@@ -229,12 +230,12 @@ where
                 let text = text.trim_end_matches(['\r', '\n']);
                 if text == UNSUBSCRIBE {
                     heard.unsubscribe = true;
-                    return heard;
+                    break;
                 }
-                match delivery.acknowledge(text) {
-                    Acknowledged::Message(id) => heard.settled.push(id),
-                    Acknowledged::Unknown => acknowledgements_ignored("unknown").increment(1),
-                    Acknowledged::Garbage => acknowledgements_ignored("garbage").increment(1),
+                match delivery.acknowledgement(text) {
+                    Acknowledgement::Own(id) => own.push(id),
+                    Acknowledgement::Foreign => acknowledgements_ignored("unknown").increment(1),
+                    Acknowledgement::Garbage => acknowledgements_ignored("garbage").increment(1),
                 }
             }
             // Tungstenite answers pings by itself, ahead of what is queued here.
@@ -243,16 +244,21 @@ where
             Message::Pong(_) | Message::Frame(_) => {}
             Message::Close(_) => {
                 heard.closed = true;
-                return heard;
+                break;
             }
         }
-        if heard.settled.len() < INCOMING_BURST {
+        if own.len() < INCOMING_BURST {
             next = match incoming.next().now_or_never() {
                 Some(Some(Ok(message))) => Some(message),
                 // A broken connection shows again at the next read, after what was heard is settled.
                 Some(Some(Err(_)) | None) | None => None,
             };
         }
+    }
+    let said = own.len();
+    heard.settled = delivery.settle(own);
+    if heard.settled.len() < said {
+        acknowledgements_ignored("unknown").increment((said - heard.settled.len()) as u64);
     }
     heard
 }
@@ -282,20 +288,20 @@ async fn close<S: AsyncRead + AsyncWrite + Unpin>(
     reason: &'static str,
     delivery: &mut Delivery,
 ) -> Vec<u64> {
-    let mut settled = Vec::new();
+    let mut own = Vec::new();
     let frame = CloseFrame { code, reason: reason.into() };
     let goodbye = async {
         outgoing.sink.send(Message::Close(Some(frame))).await?;
         while let Some(message) = incoming.next().await {
             if let Message::Text(text) = message?
-                && let Acknowledged::Message(id) = delivery.acknowledge(text.trim_end_matches(['\r', '\n']))
+                && let Acknowledgement::Own(id) = delivery.acknowledgement(text.trim_end_matches(['\r', '\n']))
             {
-                settled.push(id);
+                own.push(id);
             }
         }
         Ok::<_, Error>(())
     };
     // A peer that does not answer is left behind.
     let _ = timeout(CLOSE_WAIT, goodbye).await;
-    settled
+    delivery.settle(own)
 }
