@@ -241,7 +241,7 @@ impl Line {
 
     async fn judge(&self, routed: &mut [Routed]) {
         let batches = Batches::new(routed, |route| route.filter.as_ref());
-        let verdicts = self.plugins.judge(batches.calls).await;
+        let verdicts = self.plugins.verdicts(batches.calls).await;
         for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
             routed[at].outcome = match verdict {
                 Ok(true) => Outcome::Passed,

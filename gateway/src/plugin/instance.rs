@@ -30,6 +30,8 @@ const POINTERS: usize = 32;
 /// A plugin that is compiled, linked and ready to make instances of.
 pub(super) struct Loaded {
     world: World,
+    /// Whether it can look at more than it is handed, or be heard of but by its answers.
+    imports: bool,
     pub(super) messages: Counter,
     /// Of a batch, tries included.
     pub(super) seconds: Histogram,
@@ -54,10 +56,12 @@ impl Loaded {
         let name = plugin.name();
         compilations(name).increment(0);
         at_zero(|kind| faulted(name, kind), &Fault::KINDS);
+        let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
         Ok(Self {
             messages: metrics::counter!("tidegate_plugin_messages_total", "plugin" => name),
             seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => name),
             world: world.map_err(|error| format!("{error:#}"))?,
+            imports: component.component_type().imports(engine).any(|(name, _)| !is_types(name)),
             faults: Throttle::new(1),
             lines: Arc::new(Throttle::new(lines)),
         })
@@ -87,6 +91,7 @@ impl World {
 pub(super) struct Live {
     store: Store<Host>,
     guest: Guest,
+    imports: bool,
     output_bytes: usize,
     /// When the last call ended.
     pub(super) used: Instant,
@@ -141,7 +146,12 @@ impl Live {
         };
         guest.check()?;
         let (used, _counted) = (Instant::now(), Counted::new(count));
-        Ok(Self { store, guest, output_bytes: limits.output_bytes, used, _counted })
+        Ok(Self { store, guest, imports: loaded.imports, output_bytes: limits.output_bytes, used, _counted })
+    }
+
+    /// Whether API, action and type of a message decide over the verdict: a filter that is told nothing else.
+    pub(super) fn kind_decides(&self) -> bool {
+        matches!(&self.guest, Guest::Filter(_, interest) if !self.imports && names_kinds_alone(interest))
     }
 
     /// Asks about a batch, within `time`.
@@ -161,6 +171,11 @@ impl Live {
         self.used = Instant::now();
         Ok(answers)
     }
+}
+
+fn names_kinds_alone(interest: &filtering::Interest) -> bool {
+    let more = MetaFields::SOURCE | MetaFields::TIME;
+    interest.body == BodyForm::None && interest.pointers.is_empty() && !interest.meta.intersects(more)
 }
 
 impl Loaded {
@@ -370,6 +385,25 @@ mod tests {
         assert_eq!((tenant.as_deref(), kind.as_deref()), (Some("t1"), Some("a")));
         (message.kind, message.time) = (None, "".into());
         assert_eq!(seen(&message, MetaFields::TYPE | MetaFields::TIME), [const { None }; 6]);
+    }
+
+    #[test]
+    fn a_filter_that_is_told_more_than_the_kind_is_asked_each_time() {
+        let kind = filtering::Interest {
+            meta: MetaFields::TENANT | MetaFields::API | MetaFields::TYPE | MetaFields::ACTION,
+            body: BodyForm::None,
+            pointers: Vec::new(),
+            state: State::None,
+        };
+        assert!(names_kinds_alone(&kind));
+        for more in [
+            filtering::Interest { meta: MetaFields::SOURCE, ..kind.clone() },
+            filtering::Interest { meta: kind.meta | MetaFields::TIME, ..kind.clone() },
+            filtering::Interest { body: BodyForm::Text, ..kind.clone() },
+            filtering::Interest { pointers: vec!["/c8y_Temperature".into()], ..kind.clone() },
+        ] {
+            assert!(!names_kinds_alone(&more), "{more:?}");
+        }
     }
 
     #[test]

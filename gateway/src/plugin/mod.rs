@@ -10,6 +10,7 @@ pub mod compiler;
 mod engine;
 mod host;
 mod instance;
+mod memory;
 mod pointer;
 mod pool;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use serde::Deserialize;
 use self::cache::Cache;
 use self::compiler::Compiler;
 use self::instance::{Judge, Loaded, Shape};
+use self::memory::Memory;
 use self::pool::Pool;
 use crate::message::{Message, Tenant};
 
@@ -131,11 +133,14 @@ impl fmt::Display for BuiltIn {
 #[derive(Clone)]
 pub struct Instance(Arc<Key>);
 
+#[derive(Clone)]
 struct Key {
     hash: u64,
     tenant: Tenant,
     plugin: BuiltIn,
     settings: Box<str>,
+    /// Whether API, action and type of a message decide over the verdict.
+    kind_decides: bool,
 }
 
 impl Instance {
@@ -263,6 +268,7 @@ pub struct Plugins(Arc<Inner>);
 
 struct Inner {
     pool: Pool,
+    memory: Memory,
     hasher: RandomState,
     settings_bytes: usize,
     compiled: usize,
@@ -297,6 +303,7 @@ impl Plugins {
         let loaded = BuiltIn::ALL.into_iter().map(&mut load).collect::<Result<Vec<_>, _>>()?;
         let inner = Inner {
             pool: Pool::start(&engine, limits, loaded)?,
+            memory: Memory::new(),
             hasher: RandomState::new(),
             settings_bytes: limits.settings_bytes,
             compiled: cache.compiled(),
@@ -313,14 +320,15 @@ impl Plugins {
         if settings.len() > limit {
             return Err(PluginError::Settings(format!("the settings are longer than {limit} bytes").into()));
         }
-        let instance = Instance(Arc::new(Key {
+        let key = Key {
             hash: self.0.hasher.hash_one((tenant, plugin, settings)),
             tenant: tenant.clone(),
             plugin,
             settings: settings.into(),
-        }));
-        match self.0.pool.configure(&instance).await {
-            Ok(()) => Ok(instance),
+            kind_decides: false,
+        };
+        match self.0.pool.configure(&Instance(Arc::new(key.clone()))).await {
+            Ok(kind_decides) => Ok(Instance(Arc::new(Key { kind_decides, ..key }))),
             Err(Fault::Refused(text)) => Err(PluginError::Settings(text)),
             Err(fault) => Err(PluginError::Fault { plugin: plugin.name(), fault }),
         }
@@ -329,6 +337,20 @@ impl Plugins {
     /// A verdict for each message of each batch, in their order: `true` passes it on. The instances must be of filters.
     pub async fn judge(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
         self.0.pool.run::<Judge>(batches).await
+    }
+
+    /// What [`Plugins::judge`] answers, without asking where the verdicts on all messages of a batch are known.
+    pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
+        let Inner { memory, .. } = &*self.0;
+        let known: Vec<_> = batches.iter().map(|(instance, messages)| memory.recall(instance, messages)).collect();
+        let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());
+        let unknown: Vec<_> = batches.map(|(batch, _)| batch).collect();
+        let asked = if unknown.is_empty() { Vec::new() } else { self.judge(unknown.clone()).await };
+        for ((instance, messages), verdicts) in unknown.iter().zip(&asked) {
+            memory.keep(instance, messages, verdicts);
+        }
+        let mut asked = asked.into_iter();
+        known.into_iter().map(|known| known.or_else(|| asked.next()).unwrap_or_default()).collect()
     }
 
     /// A new body for each message of each batch, in their order: one JSON object on one line, at most `output_bytes` long.

@@ -94,8 +94,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Makes sure that a live instance accepts the settings.
-    pub(super) async fn configure(&self, instance: &Instance) -> Result<(), Fault> {
+    /// Makes sure that a live instance accepts the settings. True if the kind of a message decides over its verdict.
+    pub(super) async fn configure(&self, instance: &Instance) -> Result<bool, Fault> {
         let lane = self.lane(instance);
         let instance = instance.clone();
         let answer = self.lanes[lane].submit(move |worker| worker.configure(&instance)).await?;
@@ -220,17 +220,18 @@ impl Worker {
         }
     }
 
-    fn configure(&mut self, instance: &Instance) -> Result<(), Fault> {
-        if self.live.promote(instance) {
-            return Ok(());
+    fn configure(&mut self, instance: &Instance) -> Result<bool, Fault> {
+        if let Some(live) = self.live.get(instance) {
+            return Ok(live.kind_decides());
         }
         let live = self.shared.instantiate(instance, self.shared.limits.call());
         let live = live.inspect_err(|fault| match fault {
             Fault::Refused(_) => {} // the user's mistake, not the plugin's
             fault => self.shared.report(instance, fault),
         })?;
+        let kind_decides = live.kind_decides();
         self.live.push(instance.clone(), live);
-        Ok(())
+        Ok(kind_decides)
     }
 
     fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answers<W>)> {

@@ -189,6 +189,61 @@ async fn long_batches_keep_their_order() {
     }
 }
 
+async fn verdicts(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<bool, Fault>> {
+    plugins.verdicts(vec![(instance.clone(), messages)]).await.remove(0)
+}
+
+fn of_types<'a>(types: impl IntoIterator<Item = &'a str>) -> Vec<Arc<Message>> {
+    types.into_iter().map(|kind| message(kind, "{}")).collect()
+}
+
+#[tokio::test]
+async fn what_is_known_of_a_kind_is_not_asked_again() {
+    let plugins = start(&PluginLimits::default());
+    let a = instance(&plugins, FILTER, "'a'").await;
+    assert_eq!(verdicts(&plugins, &a, of_types(["a", "b", ""])).await, [Ok(true), Ok(false), Ok(false)]);
+    let same = instance(&plugins, FILTER, "'a'").await;
+    let other = instance(&plugins, FILTER, "'b'").await;
+    // From here on nobody can be asked.
+    plugins.stop();
+    for instance in [&a, &same] {
+        let known = verdicts(&plugins, instance, of_types(["", "b", "a", "a"])).await;
+        assert_eq!(known, [Ok(false), Ok(false), Ok(true), Ok(true)]);
+    }
+    let asked = [Err(Fault::Stopped)];
+    assert_eq!(verdicts(&plugins, &other, of_types(["a"])).await, asked);
+    assert_eq!(verdicts(&plugins, &a, of_types(["c"])).await, asked);
+    assert_eq!(verdicts(&plugins, &a, vec![with_api(Api::Events, "{}")]).await, asked);
+}
+
+#[tokio::test]
+async fn the_memory_for_kinds_is_bounded() {
+    let plugins = start(&PluginLimits::default());
+    let a = instance(&plugins, FILTER, "'a'").await;
+    let types: Vec<_> = (0..memory::TYPES).map(|n| n.to_string()).collect();
+    let many = || of_types(types.iter().map(String::as_str));
+    verdicts(&plugins, &a, many()).await;
+    verdicts(&plugins, &a, many()).await;
+    verdicts(&plugins, &a, of_types(["one more"])).await;
+    plugins.stop();
+    assert_eq!(verdicts(&plugins, &a, of_types(["one more"])).await, [Ok(false)]);
+    assert_eq!(verdicts(&plugins, &a, of_types(["0"])).await, [Err(Fault::Stopped)], "forgotten");
+}
+
+#[tokio::test]
+async fn what_is_remembered_is_what_the_plugin_says() {
+    let plugins = start(&PluginLimits::default());
+    for settings in ["'a'", "'a' or 'b'"] {
+        let filter = instance(&plugins, FILTER, settings).await;
+        for round in 0..40 {
+            let types = (0..5).map(|at| ["a", "b", "c", ""][(round * 7 + at * round) % 4]);
+            let batch = of_types(types);
+            let said = judge(&plugins, &filter, batch.clone()).await;
+            assert_eq!(verdicts(&plugins, &filter, batch).await, said, "{settings}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn wrong_settings_are_refused() {
     let plugins = start(&PluginLimits { settings_bytes: 100, ..PluginLimits::default() });
@@ -464,7 +519,7 @@ fn a_guest_sees_the_running_batch_only() {
     let compile = || Compiler::Here.compile(&engine, &quick(), FILTER.name(), FILTER.wasm());
     let component = Cache::open(&shared_cache()).load(&engine, FILTER.name(), FILTER.wasm(), compile).unwrap();
     let loaded = Loaded::new(&engine, FILTER, &component, 10).unwrap();
-    let key = Key { hash: 0, tenant: "t1".into(), plugin: FILTER, settings: "".into() };
+    let key = Key { hash: 0, tenant: "t1".into(), plugin: FILTER, settings: "".into(), kind_decides: false };
     let mut host = Host::new(&loaded.lines, &Instance(Arc::new(key)), &quick());
     assert!(host.get(0, "/n".into()).is_err(), "nothing runs");
     let bodies = (0..3).map(|n| message("", &format!(r#"{{"n":{n},"s":"é","o":{{"x":[1]}},"b":true,"z":null}}"#)));
