@@ -27,6 +27,7 @@ mod shaping;
 mod shared;
 mod slow;
 mod startup;
+mod storage;
 mod subscriptions;
 mod tenants;
 mod tls;

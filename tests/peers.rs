@@ -10,6 +10,8 @@ mod schemathesis;
 
 #[path = "peers/cutter.rs"]
 mod cutter;
+#[path = "peers/disk.rs"]
+mod disk;
 #[path = "peers/listeners.rs"]
 mod listeners;
 #[path = "peers/peer.rs"]

@@ -22,9 +22,6 @@ use crate::message::Tenant;
 use crate::serve::{DEFAULT_DATA, environment, lock};
 use crate::store::{FILE_NAME, Statement, Store, Transaction};
 
-/// Size that the database may grow to by these commands, which add a row or two.
-const STORE_BYTES: u64 = 1 << 40;
-
 /// Where the accounts are.
 #[derive(Args, Debug)]
 pub struct Place {
@@ -255,14 +252,14 @@ async fn tenants_on_disk(directory: &Directory, command: &TenantCommand) -> anyh
 enum Opened {
     /// A running gateway, and the tenant of whoever asks it.
     Gateway(Client, String),
-    Directory(Directory),
+    Directory(Box<Directory>),
 }
 
 impl Place {
     async fn open(&self) -> anyhow::Result<Opened> {
         let Some(url) = self.url.as_ref().filter(|_| self.data.is_none()) else {
             let data = self.data.as_deref().unwrap_or(Path::new(DEFAULT_DATA));
-            return Ok(Opened::Directory(Directory::open(data, self.config.as_deref()).await?));
+            return Ok(Opened::Directory(Box::new(Directory::open(data, self.config.as_deref()).await?)));
         };
         let user = self.user.clone().context("TIDEGATE_USER or --user must say who asks")?;
         let gateway = ClientArgs { url: url.clone(), user, ca: self.ca.clone() };
@@ -285,9 +282,9 @@ impl Directory {
                 data.display()
             );
         }
-        let limits = Config::load(config, environment())?.limits;
+        let Config { limits, store, .. } = Config::load(config, environment())?;
         let lock = lock(data)?.context("the gateway is running, use --url")?;
-        let store = Store::open(data, STORE_BYTES).await.context("the database could not be opened")?;
+        let store = Store::open(data, &store).await.context("the database cannot be used")?;
         Ok(Self { store, limits, _lock: lock })
     }
 
@@ -299,8 +296,7 @@ impl Directory {
     async fn close(mut self, done: anyhow::Result<Done>) -> anyhow::Result<()> {
         let Done { statements, password } = done?;
         self.store.writer.commit(&Transaction { statements, ..Transaction::default() }).await?;
-        self.store.readers.close().await;
-        self.store.writer.close().await?;
+        self.store.close().await?;
         match password {
             Some((password, user)) => password.show(&user),
             None => Ok(()),

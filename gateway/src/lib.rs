@@ -13,7 +13,7 @@
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
 //!   [`manage`] looks after topics, with [`client`];
-//!   [`demo`] shows it all.
+//!   [`upkeep`] checks a database, [`demo`] shows it all.
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
 
@@ -29,7 +29,6 @@ pub mod consumer;
 pub mod deliver;
 pub mod demo;
 pub mod dispatch;
-#[cfg(feature = "faults")]
 mod faults;
 pub mod http;
 pub mod ids;
@@ -50,4 +49,5 @@ pub mod subscription;
 pub mod telemetry;
 pub mod time;
 pub mod tls;
+pub mod upkeep;
 pub mod writer;

@@ -142,7 +142,7 @@ mod tests {
 
     /// A tenant that was just removed, with objects and settings, beside another one.
     async fn removal(dir: &std::path::Path, rest: &'static str) -> Removal {
-        let Store { mut writer, readers } = Store::open(dir, 1 << 30).await.unwrap();
+        let Store { mut writer, readers, .. } = Store::open(dir, &crate::config::Store::default()).await.unwrap();
         let clock = Clock::manual(REMOVED_MS);
         let limits = BacklogLimits { quota_bytes: 1, ttl_seconds: 1, tail_bytes: 0, volatile_bytes: 0 };
         let ledger = Ledger::load(&mut writer, readers.clone(), limits, clock.clone()).await.unwrap();

@@ -217,7 +217,8 @@ mod tests {
     impl Place {
         async fn at(now_ms: i64) -> Self {
             let dir = tempfile::tempdir().unwrap();
-            let Store { mut writer, readers } = Store::open(dir.path(), 1 << 30).await.unwrap();
+            let Store { mut writer, readers, .. } =
+                Store::open(dir.path(), &crate::config::Store::default()).await.unwrap();
             let backlog = BacklogLimits { quota_bytes: 1 << 20, ttl_seconds: 1, tail_bytes: 0, volatile_bytes: 0 };
             let clock = Clock::manual(now_ms);
             let ledger = Ledger::load(&mut writer, readers.clone(), backlog, clock.clone()).await.unwrap();

@@ -89,7 +89,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let url = listeners.url(config.http.public_url.as_deref());
     let base_url = config.http.public_url.as_deref().unwrap_or(&url).trim_end_matches('/').to_owned();
     let ready = listeners.ready();
-    let Gateway { app, writer, first_admin } = build(config, &args.data, metrics).await?;
+    let Gateway { app, mut writer, first_admin } = build(config, &args.data, metrics).await?;
     // Told before it is stored, so that a password that nobody has seen does not count.
     greet(&url, &args.data, first_admin.as_ref().and_then(|admin| admin.password.as_deref()))
         .context("standard output cannot be written")?;
@@ -105,7 +105,11 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         write_ready_file(file, &ready)?;
     }
 
-    signals.wait().await;
+    tokio::select! {
+        () = signals.wait() => {}
+        // It never ends by itself but for this: nobody knows any more what is on the disk.
+        ended = &mut writer => return ended?.map_err(Into::into),
+    }
     tracing::info!("stopping");
     if let Some(file) = &args.ready_file {
         // Whoever reads it later must not find an address that answers no more.
@@ -232,13 +236,16 @@ struct FirstAdmin {
 /// Opens the store and starts the rooms, from the disk outwards.
 async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyhow::Result<Gateway> {
     let clock = Clock::system();
+    // Before anything is written, since it may be refused.
+    let key = SigningKey::open(data, KeyKind::Consumer)?;
+    let unusable = || format!("the database in {} cannot be used", data.display());
+    let Store { writer: mut writing, readers, long_reads } =
+        Store::open(data, &config.store).await.with_context(unusable)?;
     let plugins = start_plugins(&config, data);
-    let Store { writer: mut writing, readers } = Store::open(data, config.store.max_bytes)
-        .await
-        .with_context(|| format!("the database in {} could not be opened", data.display()))?;
     let crate::config::Backlog { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes } = config.backlog;
     let backlog_limits = BacklogLimits { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes };
-    let ledger = Ledger::load(&mut writing, readers.clone(), backlog_limits, clock.clone()).await?;
+    let ledger =
+        Ledger::load(&mut writing, readers.clone(), backlog_limits, clock.clone()).await.with_context(unusable)?;
     let (topics, bodies) = (ledger.topics(), ledger.bodies());
     let consumer_limits = ConsumerLimits {
         topics: config.limits.topics_per_tenant,
@@ -277,7 +284,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let app = App {
         clock,
         auth: Authenticator::new(users),
-        tokens: ConsumerTokens::new(&SigningKey::open(data, KeyKind::Consumer)?),
+        tokens: ConsumerTokens::new(&key),
         store: readers,
         pipeline: Pipeline::new(
             index.clone(),
@@ -303,7 +310,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         refused_logins: api::RefusedLogins::default(),
         stopping,
         consumers: tokio_util::task::TaskTracker::new(),
-        lists: tokio::sync::Semaphore::new(api::LISTS),
+        long_reads,
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,
     };
@@ -403,6 +410,7 @@ async fn shut_down(
     }
     app.writer.stop().await;
     app.store.close().await;
+    app.long_reads.close().await;
     writer.await?.context("the database could not be closed")?;
     app.plugins.stop();
     Ok(())

@@ -127,6 +127,17 @@ impl Gateway {
         assert!(status.success(), "the gateway ended with {status}:\n{}", program.stderr());
     }
 
+    /// Waits for an end that nobody asked for; the exit code, and what was said.
+    pub(crate) async fn ended_badly(&mut self) -> (Option<i32>, String) {
+        let mut program = self.program.take().expect("the gateway runs");
+        (program.wait().await.code(), program.stderr())
+    }
+
+    /// Of the process.
+    pub(crate) fn id(&self) -> u32 {
+        self.running().id()
+    }
+
     pub(crate) fn signal(&self, signal: &str) {
         self.running().signal(signal);
     }

@@ -85,8 +85,8 @@ pub(super) async fn list(
 pub(super) async fn count(State(app): AppState, caller: Caller, uri: Uri) -> Result<Response, ApiError> {
     let principal = caller.require(FAMILY.read)?;
     let filter = FAMILY.selects(&app, &query(&uri))?;
-    let _turn = list_turn(&app).await?;
-    let count = list::count::<Alarm>(&app.store, principal.tenant.as_str(), &filter).await?;
+    let mut store = list_turn(&app).await?;
+    let count = list::count::<Alarm>(&mut *store, principal.tenant.as_str(), &filter).await?;
     Ok(([(CONTENT_TYPE, "text/plain")], count.to_string()).into_response())
 }
 

@@ -123,9 +123,12 @@ impl From<Refused> for ApiError {
             Refused::Ancestors { .. } => Self::unprocessable(message),
             Refused::FrameTooLarge { .. } | Refused::FanOut { .. } => Self::too_large(message),
             Refused::Plugin { .. } => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", message),
-            Refused::Full => Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", message),
+            Refused::Full => {
+                let way_out = "deleting objects, consuming messages and unsubscribing consumers make room";
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", format!("{message}; {way_out}"))
+            }
             Refused::Failed => Self::internal(message),
-            Refused::Stopping => Self::unavailable(message),
+            Refused::Unwritable | Refused::Stopping => Self::unavailable(message),
         }
     }
 }
@@ -144,6 +147,11 @@ impl From<AttachError> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
+        if matches!(error, StoreError::Interrupted) {
+            return Self::busy(
+                "The list took too long to read; narrow it by source, type or time, or try again when there is less to do.",
+            );
+        }
         tracing::error!(%error, cause = ?error, "the store failed");
         Self::internal("the store failed")
     }

@@ -41,8 +41,9 @@ use hyper::http::uri::Scheme;
 use hyper::{HeaderMap, Method, StatusCode, Uri};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use sqlx::SqlitePool;
-use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
+use sqlx::pool::PoolConnection;
+use sqlx::{Sqlite, SqlitePool};
+use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -67,6 +68,7 @@ use crate::platform::identity::ExternalId;
 use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
+use crate::store::LongReads;
 use crate::subscription::Index;
 use crate::telemetry::{Metrics, Throttle, logins_refused};
 use crate::writer::Writer;
@@ -76,10 +78,6 @@ pub(crate) const SMALL_BODY: usize = 64 << 10;
 
 /// Longest `Host` header: a name of 255 bytes and a port.
 const HOST_BYTES: usize = 261;
-/// Lists that are read at a time. Other reads keep the rest of the store's readers to themselves.
-pub(crate) const LISTS: usize = 2;
-/// How long a list waits for its turn.
-const LISTS_WAIT: Duration = Duration::from_secs(10);
 
 /// What handlers work with.
 pub struct App {
@@ -127,8 +125,8 @@ pub struct App {
     pub stopping: CancellationToken,
     /// Consumers that are connected.
     pub consumers: TaskTracker,
-    /// Turns of lists, which may look at every row of a tenant.
-    pub lists: Semaphore,
+    /// Reads of lists, which may look at every row of a tenant.
+    pub long_reads: LongReads,
     /// Pieces of large bodies that may be in memory at a time.
     pub body_budget: Semaphore,
 }
@@ -308,11 +306,11 @@ fn listed(url: &str, query: &Query<'_>, name: &str, page: PageRequest, shown: Ve
 }
 
 /// Waits for a list's turn to read.
-async fn list_turn(app: &App) -> Result<SemaphorePermit<'_>, ApiError> {
-    match tokio::time::timeout(LISTS_WAIT, app.lists.acquire()).await {
-        Ok(Ok(turn)) => Ok(turn),
-        _ => Err(ApiError::busy("Too many lists are being read.")),
-    }
+async fn list_turn(app: &App) -> Result<PoolConnection<Sqlite>, ApiError> {
+    app.long_reads.begin().await.map_err(|error| match error {
+        sqlx::Error::PoolTimedOut => ApiError::busy("Too many lists are being read."),
+        error => error.into(),
+    })
 }
 
 /// The query parameters, decoded, in order.

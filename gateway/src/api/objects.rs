@@ -229,10 +229,9 @@ impl Family {
         let query = query(uri);
         let filter = self.selects(app, &query)?;
         let page = PageRequest::parse(&query)?;
-        let turn = list_turn(app).await?;
-        let mut store = app.store.acquire().await?;
+        let mut store = list_turn(app).await?;
         let listed = list::list(&mut store, principal.tenant.as_str(), &filter, &page, MAX_BYTES).await?;
-        drop((store, turn));
+        drop(store);
         let url = format!("{}{}", caller.base_url, self.path);
         let (more, total) = (listed.more, listed.total);
         let envelope = Envelope { url: &url, query: &query, name: self.names.many, page, more, total };
@@ -285,9 +284,9 @@ impl Family {
         let below = app.ids.take(1, &app.writer).await?;
         while mode.stores() {
             let tenant = principal.tenant.as_str();
-            let turn = list_turn(app).await?;
-            let ids = list::some_ids::<T>(&app.store, tenant, &filter, below, CHUNK).await?;
-            drop(turn);
+            let mut store = list_turn(app).await?;
+            let ids = list::some_ids::<T>(&mut *store, tenant, &filter, below, CHUNK).await?;
+            drop(store);
             if ids.is_empty() {
                 break;
             }

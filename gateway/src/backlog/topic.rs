@@ -57,7 +57,7 @@ type Asks = Box<dyn Fn(&TopicKey) -> bool + Send + Sync>;
 /// One topic.
 pub struct Topic {
     /// Row id; 0 of a non-persistent topic.
-    pub(super) id: i64,
+    pub(crate) id: i64,
     key: Arc<TopicKey>,
     log: Mutex<Log>,
     newest: watch::Sender<u64>,

@@ -91,6 +91,11 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("retention.alarms_days", Kind::Number(1..=36_500)),
     ("retention.operations_days", Kind::Number(1..=36_500)),
     ("store.max_bytes", Kind::Number(MIB..=1_024 * GIB)),
+    ("store.reserve_bytes", Kind::Number(0..=1_024 * GIB)),
+    // The log is 4 MiB long at all times.
+    ("store.wal_bytes", Kind::Number(8 * MIB..=1_024 * GIB)),
+    ("store.read_seconds", Kind::Number(1..=3_600)),
+    ("store.durability", Kind::Choice(&["commit", "second"])),
     ("metrics.public", Kind::Flag),
     ("metrics.topics", Kind::Number(0..=1_000_000)),
     ("metrics.consumers", Kind::Number(0..=1_000_000)),

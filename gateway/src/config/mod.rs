@@ -244,6 +244,24 @@ pub struct Retention {
 pub struct Store {
     /// Bytes of the database; a request that would pass it is 507.
     pub max_bytes: u64,
+    /// Bytes that stay free on the disk; a request that would grow the database into them is 507.
+    pub reserve_bytes: u64,
+    /// Bytes of the write-ahead log; past it, reads that keep it from being reused are given up with 503.
+    pub wal_bytes: u64,
+    /// Seconds that the read of a list may take; then it is given up with 503.
+    pub read_seconds: u64,
+    /// When a commit is flushed to the disk.
+    pub durability: Durability,
+}
+
+/// When commits are flushed to the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// Before the producer gets its answer.
+    Commit,
+    /// Once a second.
+    Second,
 }
 
 /// `metrics`
@@ -363,7 +381,13 @@ impl Default for Retention {
 
 impl Default for Store {
     fn default() -> Self {
-        Self { max_bytes: 2_048 * MIB as u64 }
+        Self {
+            max_bytes: 2_048 * MIB as u64,
+            reserve_bytes: 16 * MIB as u64,
+            wal_bytes: 64 * MIB as u64,
+            read_seconds: 10,
+            durability: Durability::Commit,
+        }
     }
 }
 

@@ -381,7 +381,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_stored_is_read_and_loaded() {
         let place = tempfile::tempdir().unwrap();
-        let mut store = Store::open(place.path(), 1 << 30).await.unwrap();
+        let mut store = Store::open(place.path(), &crate::config::Store::default()).await.unwrap();
         let first = object(r#"{"type":"t","a":{"name":1},"name":"pump \"1\""}"#);
         assert_eq!(first.name().as_deref(), Some("pump \"1\""));
         let second = object(r#"{"c8y_IsDevice":{}}"#);

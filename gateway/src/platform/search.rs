@@ -313,7 +313,7 @@ mod tests {
     /// Objects with ids from 1.
     async fn filled(bodies: &[String]) -> (tempfile::TempDir, Store) {
         let place = tempfile::tempdir().unwrap();
-        let mut store = Store::open(place.path(), 1 << 30).await.unwrap();
+        let mut store = Store::open(place.path(), &crate::config::Store::default()).await.unwrap();
         let mut insert = QueryBuilder::new("INSERT INTO managed_object(id, tenant, type, created, updated, body) ");
         let objects = bodies.iter().enumerate().map(|(at, body)| {
             let new = inventory::parse(body.as_bytes(), "admin", &Limits::default()).unwrap();

@@ -1,11 +1,12 @@
 //! How large the database is, and how much room it has.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::Path;
 
 use nix::sys::statvfs::statvfs;
 use sqlx::SqlitePool;
 
-use super::StoreError;
+use super::{StoreError, wal_of};
 
 /// Sizes in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +32,16 @@ impl Size {
         .await?;
         let bytes = |pages: i64| (pages * page).unsigned_abs();
         let file = readers.connect_options().get_filename().to_owned();
-        let mut wal = file.clone().into_os_string();
-        wal.push("-wal");
-        let wal = std::fs::metadata(PathBuf::from(wal)).map_or(0, |wal| wal.len());
-        let available = file.parent().and_then(|directory| statvfs(directory).ok());
-        let available = available.map(|system| system.blocks_available() * system.fragment_size());
+        let wal = std::fs::metadata(wal_of(&file)).map_or(0, |wal| wal.len());
+        let available = file.parent().and_then(|directory| available(directory).ok());
         Ok(Self { database: bytes(pages), free: bytes(free), wal, available })
     }
+}
+
+/// Bytes that the file system still gives to files in `directory`.
+pub(super) fn available(directory: &Path) -> io::Result<u64> {
+    let disk = statvfs(directory)?;
+    Ok(disk.blocks_available().saturating_mul(disk.fragment_size()))
 }
 
 #[cfg(test)]
@@ -49,7 +53,8 @@ mod tests {
     #[tokio::test]
     async fn what_is_deleted_is_free_and_what_is_written_is_in_the_log() {
         let dir = tempfile::tempdir().unwrap();
-        let Store { writer: mut writing, readers } = Store::open(dir.path(), 1 << 30).await.unwrap();
+        let store = Store::open(dir.path(), &crate::config::Store::default()).await.unwrap();
+        let Store { writer: mut writing, readers, .. } = store;
         let before = Size::of(&readers).await.unwrap();
         let mut run = async |sql, values| {
             let statements = vec![Statement { sql, values }];

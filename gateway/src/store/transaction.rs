@@ -115,6 +115,33 @@ impl Transaction {
             && self.freed.is_empty()
     }
 
+    /// Whether it makes room: it takes rows away, or says what is not needed any more. The few bytes that it may add for that
+    /// (a notification, a cursor, a counter) are what a full store keeps its last room for.
+    #[must_use]
+    pub fn relieves(&self) -> bool {
+        const SMALL: [&str; 3] = ["UPDATE cursor ", "UPDATE meta ", "INSERT OR REPLACE INTO meta("];
+        let is_small = |statement: &Statement| SMALL.iter().any(|small| statement.sql.starts_with(small));
+        let grows = !self.measurements.is_empty() || !self.events.is_empty();
+        !grows && (self.deletes() || self.messages.is_empty() && self.statements.iter().all(is_small))
+    }
+
+    /// Whether its commit shows that there is room again: it made some, or needed some.
+    #[must_use]
+    pub fn shows_room(&self) -> bool {
+        !self.freed.is_empty() || self.deletes() || !self.relieves()
+    }
+
+    fn deletes(&self) -> bool {
+        self.statements.iter().any(|statement| statement.sql.starts_with("DELETE"))
+    }
+
+    /// Bytes of the bodies and of what is bound.
+    pub(super) fn bytes(&self) -> usize {
+        let objects = self.measurements.iter().chain(&self.events).map(|row| &row.body);
+        let bodies = objects.chain(self.messages.iter().map(|row| &row.body));
+        bodies.map(Bytes::len).sum::<usize>() + self.statements.iter().map(Statement::bytes).sum::<usize>()
+    }
+
     /// Runs all of it, from BEGIN to COMMIT. On an error the transaction may still be open.
     ///
     /// Every text is prepared once: `connection` keeps what it has prepared.
@@ -168,5 +195,31 @@ impl ToSql for Value {
             Self::Text(text) => ValueRef::Text(text.as_bytes()),
             Self::Blob(blob) => ValueRef::Blob(blob),
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_room_is_told_from_what_needs_it() {
+        let statements = |sql: &[&'static str]| sql.iter().map(|sql| Statement { sql, values: Vec::new() }).collect();
+        let of = |sql: &[&'static str]| Transaction { statements: statements(sql), ..Transaction::default() };
+        let message = || MessageRow { id: 1, topic: 1, slot: 0, body: Bytes::new() };
+        let settling = Transaction { freed: vec![1], ..of(&["INSERT OR REPLACE INTO meta(k, v) VALUES (?, ?)"]) };
+        let deleting = Transaction { messages: vec![message()], ..of(&["DELETE FROM event WHERE id = ?"]) };
+        let moving = of(&["UPDATE meta SET v = ? WHERE k = 'message_id'", "UPDATE cursor SET hi = ?"]);
+        let told = Transaction { messages: vec![message()], ..Transaction::default() };
+        for (transaction, relieves, shows_room) in [
+            (&settling, true, true),
+            (&deleting, true, true),
+            (&moving, true, false),
+            (&told, false, true),
+            (&of(&["UPDATE event SET body = ?"]), false, true),
+            (&of(&["INSERT INTO consumer(topic) VALUES (?)", "UPDATE meta SET v = ?"]), false, true),
+        ] {
+            assert_eq!((transaction.relieves(), transaction.shows_room()), (relieves, shows_room), "{transaction:?}");
+        }
     }
 }

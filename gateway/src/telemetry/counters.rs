@@ -9,8 +9,9 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 const IGNORED: [&str; 3] = ["unknown", "garbage", "binary"];
 const DROPPED: [&str; 4] = ["expired", "evicted", "parked", "lag"];
 const LOGINS: [&str; 5] = ["credentials", "missing", "busy", "token", "token_expired"];
-const REFUSED: [&str; 8] = ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "failed", "stopping"];
-const FAILED: [&str; 2] = ["full", "failed"];
+const REFUSED: [&str; 9] =
+    ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "unwritable", "failed", "stopping"];
+const FAILED: [&str; 3] = ["full", "unwritable", "failed"];
 const CONNECTIONS: [&str; 3] = ["http", "https", "websocket"];
 
 static OFTEN: LazyLock<Often> = LazyLock::new(|| Often {

@@ -47,16 +47,14 @@ impl Health {
         self.state().working = None;
     }
 
-    /// Something was written.
-    pub(super) fn commits(&self) {
-        self.state().refusing = None;
+    /// Something was written. Whether that is news.
+    pub(super) fn commits(&self) -> bool {
+        self.state().refusing.take().is_some()
     }
 
-    /// Nothing could be written. What one command is to blame for says nothing of the next ones.
-    pub(super) fn fails(&self, refused: Refused) {
-        if refused == Refused::Full {
-            self.state().refusing = Some(refused);
-        }
+    /// Nothing could be written. What one command is to blame for says nothing of the next ones. Whether that is news.
+    pub(super) fn fails(&self, refused: Refused) -> bool {
+        matches!(refused, Refused::Full | Refused::Unwritable) && self.state().refusing.replace(refused).is_none()
     }
 
     pub(super) fn check(&self, now: Instant) -> Result<(), Unwell> {
@@ -87,11 +85,11 @@ mod tests {
         assert_eq!(health.check(start + STUCK), Ok(()), "the next batch");
         health.rests();
         assert_eq!(health.check(start + STUCK * 9), Ok(()), "nothing to do");
-        health.fails(Refused::Failed);
+        assert!(!health.fails(Refused::Failed));
         assert_eq!(health.check(start), Ok(()), "the fault of one command");
-        health.fails(Refused::Full);
-        assert_eq!(health.check(start), Err(Unwell::Refusing(Refused::Full)));
-        health.commits();
+        assert!(health.fails(Refused::Full) && !health.fails(Refused::Unwritable), "news once");
+        assert_eq!(health.check(start), Err(Unwell::Refusing(Refused::Unwritable)));
+        assert!(health.commits() && !health.commits(), "news once");
         assert_eq!(health.check(start), Ok(()));
     }
 }

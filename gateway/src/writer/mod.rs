@@ -13,6 +13,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +30,7 @@ use crate::backlog::{
 };
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
+use crate::faults;
 use crate::message::Tenant;
 use crate::store::{ObjectRow, Statement, StoreError, Transaction, Writing};
 use crate::telemetry::{commits_failed, count};
@@ -45,6 +47,16 @@ const SETTLE_WAIT: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(200);
 /// How long it must have been idle before each commit that only deletes.
 const PAUSE: Duration = Duration::from_millis(20);
+/// How long acknowledgements wait that could not be committed.
+const RETRY_WAIT: Duration = Duration::from_secs(1);
+/// How often a writer that is never idle looks whether the file has much free space,
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// and how much of it goes then, in pages: a millisecond's work. An idle writer gives back more at a time.
+const BUSY_PAGES: u64 = 64;
+const IDLE_PAGES: u64 = 256;
+const IDLE_STEPS: usize = 64;
+/// Pause after housekeeping that failed.
+const FAILED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Everything that one request writes; all of it or, but for the messages over a quota, nothing.
 #[derive(Default)]
@@ -103,9 +115,12 @@ pub enum Refused {
         /// What the plugin did.
         reason: String,
     },
-    /// The disk is full: make room, then try again.
+    /// `store.max_bytes` or `store.reserve_bytes` is reached, or the disk is full: make room, then try again.
     #[error("the store is full")]
     Full,
+    /// The disk takes no writes.
+    #[error("the disk takes no writes; it may be mounted read-only")]
+    Unwritable,
     /// The database refused.
     #[error("the store failed")]
     Failed,
@@ -125,6 +140,7 @@ impl Refused {
             Self::Ancestors { .. } => "ancestors",
             Self::Plugin { .. } => "plugin",
             Self::Full => "full",
+            Self::Unwritable => "unwritable",
             Self::Failed => "failed",
             Self::Stopping => "stopping",
         }
@@ -195,7 +211,9 @@ impl Writer {
             queue,
             held: None,
             places: Vec::new(),
-            warm: false,
+            owed: HashMap::new(),
+            owed_at: Instant::now(),
+            upkeep: Upkeep { warm: false, tidy: false, at: Instant::now() },
             health: health.clone(),
         };
         let runtime = Handle::current();
@@ -299,8 +317,28 @@ struct Worker {
     held: Option<Command>,
     /// Of the turns in the batch at hand.
     places: Vec<OwnedSemaphorePermit>,
-    warm: bool,
+    /// Acknowledgements whose commit failed, by topic row and consumer. They are tried again until they succeed.
+    owed: HashMap<(i64, Box<str>), Owed>,
+    /// When they are tried next.
+    owed_at: Instant,
+    upkeep: Upkeep,
     health: Health,
+}
+
+/// Acknowledgements of one consumer.
+struct Owed {
+    topic: Arc<Topic>,
+    ids: Vec<u64>,
+}
+
+/// What is left to do for the files.
+struct Upkeep {
+    /// The write-ahead log has its length.
+    warm: bool,
+    /// Free space was given back since the last commit.
+    tidy: bool,
+    /// Not before.
+    at: Instant,
 }
 
 /// A part of a batch that succeeds or fails by itself.
@@ -315,6 +353,7 @@ impl Worker {
             self.health.works(Instant::now());
             self.commit(batch).await;
             self.places.clear();
+            self.keep_up().await;
             match self.held.take() {
                 Some(Command::Attach { who, answer }) => {
                     let _ = answer.send(self.attach(&who).await);
@@ -331,13 +370,19 @@ impl Worker {
                 Some(Command::Changes { .. } | Command::Settle { .. }) | None => {}
             }
         }
-        self.writing.close().await
+        match self.writing.disk_failed() {
+            Some(error) => Err(error),
+            None => self.writing.close().await,
+        }
     }
 
     /// What one commit takes: everything that waits, up to the next command that stands alone.
-    /// `None` when there are no more senders.
+    /// `None` when there are no more senders, or the disk has failed.
     async fn collect(&mut self) -> Option<Vec<Item>> {
-        let mut batch = Vec::new();
+        if self.writing.disk_failed().is_some() {
+            return None;
+        }
+        let mut batch = self.owed_by_now();
         let mut bytes = 0;
         // Acknowledgements without company wait this long.
         let mut patience = None;
@@ -359,6 +404,7 @@ impl Worker {
                     batch.extend(changes.into_iter().map(|(change, answer)| Item::Change(change, answer)));
                 }
                 Command::Settle { topic, consumer, ids } => {
+                    faults::point("ack-received");
                     if batch.is_empty() {
                         patience = Some(Instant::now() + SETTLE_WAIT);
                     }
@@ -373,26 +419,91 @@ impl Worker {
         Some(batch)
     }
 
-    /// Waits for a command, using the time for housekeeping.
+    /// Waits for a command, using the time for housekeeping. `None` as for [`Worker::collect`].
     async fn idle(&mut self) -> Option<Command> {
-        loop {
+        while self.writing.disk_failed().is_none() {
             self.health.rests();
-            let Some(rest) = (if self.warm { self.ledger.rest() } else { Some(IDLE) }) else {
+            let now = Instant::now();
+            let upkeep = (!self.upkeep.warm || !self.upkeep.tidy).then(|| self.upkeep.at.max(now + IDLE));
+            let deletion = self.ledger.rest().map(|rest| self.upkeep.at.max(now + rest.max(PAUSE)));
+            let owed = (!self.owed.is_empty()).then_some(self.owed_at);
+            let Some(next) = [upkeep, deletion, owed, self.writing.flush_due()].into_iter().flatten().min() else {
                 return self.queue.recv().await;
             };
-            if let Ok(command) = timeout_at(Instant::now() + rest.max(PAUSE), self.queue.recv()).await {
+            if let Ok(command) = timeout_at(next, self.queue.recv()).await {
                 return command;
             }
-            self.health.works(Instant::now());
-            if self.warm {
-                self.commit(Vec::new()).await;
-                continue;
-            }
-            self.warm = true;
-            if let Err(error) = self.writing.warm_up().await {
-                tracing::warn!(%error, cause = ?error, "warming up the write-ahead log failed");
+            let now = Instant::now();
+            self.health.works(now);
+            let owed = self.owed_by_now();
+            if !owed.is_empty() {
+                self.commit(owed).await;
+            } else if self.writing.flush_due().is_some_and(|due| due <= now) {
+                self.flush().await;
+            } else if deletion.is_some_and(|at| at <= now) {
+                let deleted = self.try_commit(&[]).await;
+                self.told(deleted.map(drop), "what nobody needs could not be deleted");
+            } else {
+                self.tidy_up().await;
             }
         }
+        None
+    }
+
+    /// What even a writer that is never idle does for the files, a little at a time.
+    async fn keep_up(&mut self) {
+        if self.writing.flush_due().is_some_and(|due| due <= Instant::now()) {
+            self.flush().await;
+        }
+        if self.upkeep.at <= Instant::now() {
+            self.upkeep.at = Instant::now() + LOOK_EVERY;
+            let given = self.writing.give_back(BUSY_PAGES).await;
+            self.told(given.map(drop), "free space could not be given back");
+        }
+    }
+
+    /// What an idle writer does: grows the write-ahead log, once, or makes the file shorter until there is little to gain.
+    async fn tidy_up(&mut self) {
+        if !self.upkeep.warm {
+            self.upkeep.warm = true;
+            let warmed = self.writing.warm_up().await;
+            return self.told(warmed, "the write-ahead log could not be warmed up");
+        }
+        for step in 0..IDLE_STEPS {
+            match self.writing.give_back(IDLE_PAGES).await {
+                Ok(true) if self.queue.is_empty() => {}
+                Ok(true) => break,
+                Ok(false) if step == 0 => {
+                    self.upkeep.tidy = true;
+                    return;
+                }
+                Ok(false) => break,
+                Err(error) => return self.told(Err(error), "free space could not be given back"),
+            }
+        }
+        let moved = self.writing.checkpoint().await;
+        self.told(moved, "the write-ahead log could not be emptied");
+    }
+
+    async fn flush(&mut self) {
+        let flushed = self.writing.flush().await;
+        self.told(flushed, "commits could not be flushed");
+    }
+
+    fn told(&mut self, done: Result<(), StoreError>, what: &'static str) {
+        if let Err(error) = done {
+            self.upkeep.at = Instant::now() + FAILED_PAUSE;
+            tracing::warn!(%error, cause = ?error, "{what}");
+        }
+    }
+
+    /// The acknowledgements that it is time to try again.
+    fn owed_by_now(&mut self) -> Vec<Item> {
+        if self.owed.is_empty() || Instant::now() < self.owed_at {
+            return Vec::new();
+        }
+        let owed = self.owed.drain();
+        owed.map(|((_, consumer), Owed { topic, ids })| Item::Settle { topic, consumer, ids }).collect()
     }
 
     async fn commit(&mut self, batch: Vec<Item>) {
@@ -409,21 +520,41 @@ impl Worker {
         loop {
             match self.try_commit(&batch).await {
                 Ok(verdicts) => {
+                    faults::point("before-answer");
                     let done = batch.drain(..verdicts.len());
                     done.zip(verdicts).for_each(|(item, verdict)| item.answer(verdict));
+                    faults::point("after-answer");
                     if batch.is_empty() {
                         return;
                     }
                 }
-                Err(error) if batch.len() > 1 => {
-                    tracing::warn!(%error, cause = ?error, commands = batch.len(), "a batch failed, trying its commands one at a time");
+                Err(error) if batch.len() > 1 && !error.concerns_all() => {
+                    tracing::debug!(%error, cause = ?error, commands = batch.len(), "a batch failed, trying its commands one at a time");
                     for item in batch {
-                        let result = self.try_commit(std::slice::from_ref(&item)).await;
-                        item.answer(alone(result));
+                        match self.try_commit(std::slice::from_ref(&item)).await {
+                            Ok(verdicts) => item.answer(verdicts.into_iter().next().unwrap_or(Ok(()))),
+                            Err(error) => self.refuse(item, &error),
+                        }
                     }
                     return;
                 }
-                Err(error) => return batch.into_iter().for_each(|item| item.answer(alone(Err(&error)))),
+                Err(error) => return batch.into_iter().for_each(|item| self.refuse(item, &error)),
+            }
+        }
+    }
+
+    /// Nothing of `item` is written: its producer has to know, and an acknowledgement is tried again.
+    fn refuse(&mut self, item: Item, error: &StoreError) {
+        // Those who go on refusing would fill the log as well.
+        if !matches!(error, StoreError::Full | StoreError::Unwritable(_)) {
+            tracing::error!(%error, cause = ?error, "a commit failed");
+        }
+        match item {
+            Item::Change(..) => item.answer(Err(refused(error))),
+            Item::Settle { topic, consumer, mut ids } => {
+                self.owed_at = Instant::now() + RETRY_WAIT;
+                let owed = self.owed.entry((topic.id, consumer)).or_insert_with(|| Owed { topic, ids: Vec::new() });
+                owed.ids.append(&mut ids);
             }
         }
     }
@@ -441,12 +572,19 @@ impl Worker {
             });
         }
         self.ledger.seal(&mut staged);
+        faults::point("staged");
         let began = Instant::now();
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
                 if !staged.transaction.is_empty() {
-                    self.health.commits();
+                    self.upkeep.tidy = false;
+                    if staged.transaction.shows_room() && self.health.commits() {
+                        tracing::info!("the store takes data again");
+                    }
                     account(&staged.transaction, verdicts.len(), began.elapsed());
+                }
+                if !staged.transaction.cursors.is_empty() {
+                    faults::point("ack-committed");
                 }
                 self.ledger.committed(staged);
                 Ok(verdicts)
@@ -454,7 +592,9 @@ impl Worker {
             Err(error) => {
                 let refused = refused(&error);
                 commits_failed(refused.reason()).increment(1);
-                self.health.fails(refused);
+                if self.health.fails(refused) {
+                    tracing::error!(%error, cause = ?error, "what comes in is refused until this is over");
+                }
                 self.ledger.failed(staged);
                 Err(error)
             }
@@ -529,21 +669,10 @@ fn account(transaction: &Transaction, commands: usize, time: Duration) {
     count.objects_stored.increment((transaction.measurements.len() + transaction.events.len()) as u64);
 }
 
-/// The verdict on an item that was committed alone.
-fn alone(result: Result<Vec<Result<(), Rejected>>, impl std::borrow::Borrow<StoreError>>) -> Result<(), Refused> {
-    match result {
-        Ok(verdicts) => verdicts.into_iter().next().unwrap_or(Ok(())).map_err(Refused::from),
-        Err(error) => {
-            let error = error.borrow();
-            tracing::error!(%error, cause = ?error, "a commit failed");
-            Err(refused(error))
-        }
-    }
-}
-
 fn refused(error: &StoreError) -> Refused {
     match error {
-        StoreError::Full(_) => Refused::Full,
-        StoreError::Newer | StoreError::Database(_) => Refused::Failed,
+        StoreError::Full => Refused::Full,
+        StoreError::Unwritable(_) => Refused::Unwritable,
+        _ => Refused::Failed,
     }
 }

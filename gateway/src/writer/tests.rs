@@ -28,7 +28,8 @@ impl Gateway {
     }
 
     pub(super) async fn open_at(dir: &Path, clock: Clock) -> Self {
-        let Store { writer: mut writing, readers } = Store::open(dir, 1 << 30).await.unwrap();
+        let Store { writer: mut writing, readers, .. } =
+            Store::open(dir, &crate::config::Store::default()).await.unwrap();
         let limits = BacklogLimits { quota_bytes: QUOTA, ttl_seconds: TTL, tail_bytes: 1 << 20, volatile_bytes: 100 };
         let ledger = Ledger::load(&mut writing, readers.clone(), limits, clock.clone()).await.unwrap();
         let (topics, bodies) = (ledger.topics(), ledger.bodies());

@@ -1,0 +1,285 @@
+//! The connection that writes, and what keeps its files in bounds: the database, the write-ahead log, and the room beside them.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::sqlite::SqliteConnection;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
+use tokio::time::Instant;
+
+use super::size::available;
+use super::{BUSY_WAIT, FILE_NAME, LongReads, PAGE_BYTES, StoreError, Transaction, wal_of};
+use crate::config::{self, Durability};
+use crate::faults;
+
+/// What may still be written to a store that is full, so that deletions and acknowledgements can make room.
+const RELIEF_PAGES: u64 = 1024;
+/// Free pages that stay in the file for the next messages.
+const SPARE_PAGES: u64 = 1024;
+/// What the indexes of one transaction take of them.
+const INDEX_BYTES: u64 = 256 << 10;
+/// Pages that the warm-up of the WAL frees again.
+const WARM_PAGES: u64 = 1100;
+/// How long a checkpoint waits for readers.
+const CHECKPOINT_WAIT: Duration = Duration::from_millis(500);
+/// How long after one that had to give up the next one is tried.
+const CHECKPOINT_PAUSE: Duration = Duration::from_secs(5);
+/// With `store.durability = "second"`: what a power cut takes at most, but for the time that the flush itself takes.
+const FLUSH_EVERY: Duration = Duration::from_secs(1);
+/// Texts that stay prepared for commits.
+const STATEMENTS: usize = 64;
+
+/// The connection that writes.
+///
+/// With `store.durability = "commit"` each commit is flushed (WAL with `synchronous=FULL`), else all commits of a second are.
+///
+/// sqlx takes two changes of threads for each statement, which is more than the statements of a commit themselves take. So
+/// commits go to the same connection directly, on the thread of the writer.
+pub struct Writing {
+    /// Stands before `connection`, so that its statements are dropped before that is closed.
+    direct: rusqlite::Connection,
+    connection: SqliteConnection,
+    directory: PathBuf,
+    wal: PathBuf,
+    wal_bytes: u64,
+    reserve_bytes: u64,
+    /// `store.max_bytes` in pages.
+    max_pages: u64,
+    long_reads: LongReads,
+    /// When a WAL that is too long is looked at again.
+    next_checkpoint: Option<Instant>,
+    flushing: Option<Flushing>,
+    /// What the disk said when it failed.
+    disk_failed: Option<String>,
+}
+
+/// Commits that are flushed together, once a second.
+struct Flushing {
+    wal: Arc<File>,
+    /// When the first commit was made that is not flushed.
+    since: Option<Instant>,
+}
+
+impl Writing {
+    pub(super) async fn new(
+        mut connection: SqliteConnection,
+        directory: PathBuf,
+        config: &config::Store,
+        long_reads: LongReads,
+    ) -> Result<Self, StoreError> {
+        let wal = wal_of(&directory.join(FILE_NAME));
+        let flushing = match config.durability {
+            Durability::Commit => None,
+            Durability::Second => {
+                let wal = File::open(&wal).map_err(|error| StoreError::Database(error.into()))?;
+                Some(Flushing { wal: Arc::new(wal), since: None })
+            }
+        };
+        let handle = connection.lock_handle().await?.as_raw_handle();
+        #[allow(unsafe_code, reason = "the only way to commit without a change of threads for each statement")]
+        // SAFETY: the handle stays open for as long as `connection` exists, which is dropped after `direct`. The connection is
+        // in serialized mode, in which SQLite lets any thread use it at any time.
+        let direct = unsafe { rusqlite::Connection::from_handle(handle.as_ptr()) }?;
+        direct.set_prepared_statement_cache_capacity(STATEMENTS);
+        Ok(Self {
+            direct,
+            connection,
+            directory,
+            wal,
+            wal_bytes: config.wal_bytes,
+            reserve_bytes: config.reserve_bytes,
+            max_pages: config.max_bytes / PAGE_BYTES,
+            long_reads,
+            next_checkpoint: None,
+            flushing,
+            disk_failed: None,
+        })
+    }
+
+    /// Commits all rows of `transaction`, or none of them. Blocks the thread for as long as that takes.
+    ///
+    /// The future must be driven to its end: dropped halfway it would leave the transaction open.
+    pub async fn commit(&mut self, transaction: &Transaction) -> Result<(), StoreError> {
+        if transaction.is_empty() {
+            return Ok(());
+        }
+        if let Some(error) = self.disk_failed() {
+            return Err(error);
+        }
+        let relieves = transaction.relieves();
+        if !relieves && self.is_disk_low() && !self.fits_into_free_pages(transaction).await? {
+            return Err(StoreError::Full);
+        }
+        faults::point("before-commit");
+        let mut result = self.try_commit(transaction).await;
+        if relieves && matches!(result, Err(StoreError::Full)) {
+            self.limit_pages(self.max_pages + RELIEF_PAGES).await?;
+            result = self.try_commit(transaction).await;
+            self.limit_pages(self.max_pages).await?;
+        }
+        result?;
+        faults::point("after-commit");
+        if let Some(flushing) = &mut self.flushing {
+            flushing.since.get_or_insert_with(Instant::now);
+        }
+        self.bound_wal().await;
+        Ok(())
+    }
+
+    async fn try_commit(&mut self, transaction: &Transaction) -> Result<(), StoreError> {
+        let committed = transaction.run(&self.direct);
+        if committed.is_err() {
+            self.roll_back().await;
+        }
+        committed.map_err(|error| self.failed(error))
+    }
+
+    /// For the reads of a start, before anything else uses the connection.
+    pub fn connection(&mut self) -> &mut SqliteConnection {
+        &mut self.connection
+    }
+
+    /// [`StoreError::DiskFailed`] since that has happened: nothing is committed any more, and the process must not go on.
+    #[must_use]
+    pub fn disk_failed(&self) -> Option<StoreError> {
+        self.disk_failed.clone().map(StoreError::DiskFailed)
+    }
+
+    /// Gives back at most `pages` free pages at the end of the file if a large part of it is free. Whether it did.
+    pub async fn give_back(&mut self, pages: u64) -> Result<bool, StoreError> {
+        let counts = "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count";
+        let (all, free): (i64, i64) = sqlx::query_as(counts).fetch_one(&mut self.connection).await?;
+        let (all, free) = (all.cast_unsigned(), free.cast_unsigned());
+        if free <= SPARE_PAGES || free <= all / 4 {
+            return Ok(false);
+        }
+        faults::point("vacuum");
+        self.run(format!("PRAGMA incremental_vacuum({})", pages.min(free - SPARE_PAGES))).await?;
+        Ok(true)
+    }
+
+    /// Moves what the WAL holds into the database file as far as no reader needs it, which is when the file becomes shorter.
+    pub async fn checkpoint(&mut self) -> Result<(), StoreError> {
+        faults::point("checkpoint");
+        self.run("PRAGMA wal_checkpoint(PASSIVE)".to_owned()).await
+    }
+
+    /// When [`Writing::flush`] is due.
+    #[must_use]
+    pub fn flush_due(&self) -> Option<Instant> {
+        Some(self.flushing.as_ref()?.since? + FLUSH_EVERY)
+    }
+
+    /// Flushes the commits that were only written.
+    ///
+    /// # Errors
+    /// [`StoreError::DiskFailed`]: the system may have forgotten what it could not flush, while readers still see it.
+    pub async fn flush(&mut self) -> Result<(), StoreError> {
+        let Some(flushing) = &mut self.flushing else { return Ok(()) };
+        flushing.since = None;
+        let wal = flushing.wal.clone();
+        let flushed = tokio::task::spawn_blocking(move || wal.sync_data()).await;
+        flushed.unwrap_or_else(|error| Err(error.into())).map_err(|error| {
+            self.disk_failed = Some(error.to_string());
+            StoreError::DiskFailed(error.to_string())
+        })
+    }
+
+    /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
+    /// for the file system's journal.
+    pub async fn warm_up(&mut self) -> Result<(), StoreError> {
+        let warmed = self
+            .run(format!(
+                "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
+                 INSERT INTO warm_up
+                 WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 64) SELECT zeroblob(65536) FROM n;
+                 DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum({WARM_PAGES});
+                 PRAGMA shrink_memory",
+            ))
+            .await;
+        if warmed.is_err() {
+            self.roll_back().await;
+        }
+        warmed
+    }
+
+    /// Moves the WAL into the database file and closes it.
+    pub async fn close(self) -> Result<(), StoreError> {
+        let Self { direct, mut connection, .. } = self;
+        drop(direct);
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
+        connection.close().await?;
+        Ok(())
+    }
+
+    async fn roll_back(&mut self) {
+        // Fails harmlessly when SQLite has rolled back by itself.
+        let _ = self.connection.execute("ROLLBACK").await;
+    }
+
+    async fn run(&mut self, sql: String) -> Result<(), StoreError> {
+        let result = self.connection.execute(AssertSqlSafe(sql)).await;
+        result.map(drop).map_err(|error| self.failed(error))
+    }
+
+    fn failed(&mut self, error: impl Into<StoreError>) -> StoreError {
+        let error = error.into();
+        if let StoreError::DiskFailed(text) = &error {
+            self.disk_failed = Some(text.clone());
+        }
+        error
+    }
+
+    async fn limit_pages(&mut self, pages: u64) -> Result<(), StoreError> {
+        self.run(format!("PRAGMA max_page_count = {pages}")).await
+    }
+
+    /// Whether the room that is left on the disk is kept for what makes more of it.
+    fn is_disk_low(&self) -> bool {
+        // Where the system does not tell, SQLite's own error has to do.
+        available(&self.directory).is_ok_and(|available| available < self.reserve_bytes)
+    }
+
+    /// Whether the file would not grow: then a disk that is low does not matter.
+    async fn fits_into_free_pages(&mut self, transaction: &Transaction) -> Result<bool, StoreError> {
+        let free: i64 = sqlx::query_scalar("PRAGMA freelist_count").fetch_one(&mut self.connection).await?;
+        // Rows fill their pages by half at least; the rest is for indexes.
+        Ok(free.cast_unsigned() * PAGE_BYTES >= 2 * transaction.bytes() as u64 + INDEX_BYTES)
+    }
+
+    /// Empties a WAL that has become too long because of a reader, with the long reads held off.
+    async fn bound_wal(&mut self) {
+        let now = Instant::now();
+        if self.next_checkpoint.is_some_and(|next| now < next)
+            || fs::metadata(&self.wal).map_or(0, |wal| wal.len()) <= self.wal_bytes
+        {
+            return;
+        }
+        self.long_reads.hurry(true);
+        let truncated = self.truncate_wal().await;
+        self.long_reads.hurry(false);
+        self.next_checkpoint = match truncated {
+            Ok(true) => None,
+            Ok(false) => {
+                tracing::warn!(
+                    "the write-ahead log is longer than store.wal_bytes, and somebody who reads keeps it so"
+                );
+                Some(now + CHECKPOINT_PAUSE)
+            }
+            Err(error) => {
+                tracing::warn!(%error, cause = ?error, "the write-ahead log is longer than store.wal_bytes");
+                Some(now + CHECKPOINT_PAUSE)
+            }
+        };
+    }
+
+    async fn truncate_wal(&mut self) -> Result<bool, StoreError> {
+        self.run(format!("PRAGMA busy_timeout = {}", CHECKPOINT_WAIT.as_millis())).await?;
+        let row = sqlx::query_as("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut self.connection).await;
+        self.run(format!("PRAGMA busy_timeout = {}", BUSY_WAIT.as_millis())).await?;
+        let (busy, _, _): (bool, i64, i64) = row.map_err(|error| self.failed(error))?;
+        Ok(!busy)
+    }
+}
