@@ -9,7 +9,7 @@
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`removal`] deletes what is left of tenants that were removed.
-//! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
+//! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics, [`outbound`] connects to others.
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
 //!   [`manage`] looks after topics, with [`client`];
@@ -37,6 +37,7 @@ pub mod listen;
 pub mod locks;
 pub mod manage;
 pub mod message;
+pub mod outbound;
 pub mod pipeline;
 pub mod platform;
 pub mod plugin;

@@ -1,4 +1,4 @@
-//! TLS: the certificate that the gateway shows, and the certificates that its client commands trust.
+//! TLS: the certificate that the gateway shows, and the certificates that it and its client commands trust.
 //!
 //! aws-lc-rs is the one crypto provider of the process; it is named here, so that nothing has to be installed for all.
 
@@ -67,23 +67,24 @@ pub fn acceptor(certificate: Arc<Certificate>) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// Makes TLS connections to gateways whose certificate leads to one of those in `ca`, a PEM file; without it, to one that the
-/// system trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured).
+/// Makes TLS connections to peers whose certificate leads to one of those in `ca`, a PEM file; without it, to one that the
+/// system trusts (`SSL_CERT_FILE` and `SSL_CERT_DIR` are honoured). `option`: how the file is named by whoever configures it.
 ///
 /// # Errors
 /// When no certificate could be read.
-pub fn connector(ca: Option<&Path>) -> anyhow::Result<TlsConnector> {
+pub fn connector(option: &str, ca: Option<&Path>) -> anyhow::Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     match ca {
         Some(file) => {
-            for certificate in certificates(file).with_context(|| format!("--ca {}", file.display()))? {
-                roots.add(certificate).with_context(|| format!("--ca {}", file.display()))?;
+            let failed = || format!("{option} {}", file.display());
+            for certificate in certificates(file).with_context(failed)? {
+                roots.add(certificate).with_context(failed)?;
             }
         }
         None => {
             let (read, _) = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
             if read == 0 {
-                bail!("this system has no list of trusted certificates; use --ca FILE or set SSL_CERT_FILE");
+                bail!("this system has no list of trusted certificates; use {option} or set SSL_CERT_FILE");
             }
         }
     }
@@ -210,8 +211,8 @@ mod tests {
     #[test]
     fn the_private_ca_must_be_one() {
         let place = pair();
-        assert!(connector(Some(&place.path().join("cert.pem"))).is_ok());
-        let error = format!("{:#}", connector(Some(&place.path().join("key.pem"))).err().unwrap());
+        assert!(connector("--ca", Some(&place.path().join("cert.pem"))).is_ok());
+        let error = format!("{:#}", connector("--ca", Some(&place.path().join("key.pem"))).err().unwrap());
         assert!(error.starts_with("--ca ") && error.ends_with("the file holds no certificate in PEM form"), "{error}");
     }
 }

@@ -18,7 +18,8 @@ use tokio_tungstenite::tungstenite::protocol::{CloseFrame, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_util::sync::CancellationToken;
 
-use super::{Client, Stream, TIMEOUT};
+use super::{Client, TIMEOUT};
+use crate::outbound::{Stream, root_cause};
 
 /// How long the closing handshake may take before the socket is dropped.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
@@ -47,7 +48,7 @@ impl From<tungstenite::Error> for Setback {
     fn from(error: tungstenite::Error) -> Self {
         match error {
             tungstenite::Error::Http(response) => upgrade_refused(response.status()),
-            error => Self::Passing(format!("the connection is lost: {}", super::root_cause(&error))),
+            error => Self::Passing(format!("the connection is lost: {}", root_cause(&error))),
         }
     }
 }

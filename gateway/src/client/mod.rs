@@ -21,13 +21,11 @@ use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{WebSocketStream, client_async_with_config, tungstenite};
 
 use crate::auth::DEFAULT_TENANT;
+use crate::outbound::{Peer, Reach, Stream, is_caused_by, root_cause};
 use crate::tls;
 
 pub(crate) mod consumer;
@@ -137,22 +135,15 @@ impl ClientArgs {
     }
 }
 
-/// A connection to the gateway.
-pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
 /// A gateway, and who we are to it.
 #[derive(Clone)]
 pub struct Client {
     /// `host[:port]`, as it stands in the URL.
     authority: String,
-    host: String,
-    port: u16,
+    peer: Peer,
     /// The path under which the gateway lives, without a trailing slash.
     prefix: String,
     authorization: HeaderValue,
-    tls: Option<(TlsConnector, ServerName<'static>)>,
 }
 
 impl Client {
@@ -171,18 +162,17 @@ impl Client {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
         let (tls, port) = if uri.scheme_str() == Some("https") {
             let name = ServerName::try_from(host.clone()).map_err(|_| Error::Url("the URL's host cannot be a name"))?;
-            let connector = tls::connector(args.ca.as_deref()).map_err(|error| Error::Trust(format!("{error:#}")))?;
+            let connector =
+                tls::connector("--ca", args.ca.as_deref()).map_err(|error| Error::Trust(format!("{error:#}")))?;
             (Some((connector, name)), 443)
         } else {
             (None, 80)
         };
         Ok(Self {
             authority,
-            host,
-            port: uri.port_u16().unwrap_or(port),
+            peer: Peer { host, port: uri.port_u16().unwrap_or(port), tls },
             prefix: uri.path().trim_end_matches('/').to_owned(),
             authorization,
-            tls,
         })
     }
 
@@ -200,22 +190,15 @@ impl Client {
     }
 
     fn websocket_url(&self, path: &str) -> String {
-        let scheme = if self.tls.is_some() { "wss" } else { "ws" };
+        let scheme = if self.peer.tls.is_some() { "wss" } else { "ws" };
         format!("{scheme}://{}{}{path}", self.authority, self.prefix)
     }
 
     async fn connect(&self) -> Result<Box<dyn Stream>, Error> {
-        let unreachable = |error: io::Error| Error::Unreachable(error.to_string());
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await.map_err(unreachable)?;
-        stream.set_nodelay(true).map_err(unreachable)?;
-        let Some((connector, name)) = &self.tls else { return Ok(Box::new(stream)) };
-        match connector.connect(name.clone(), stream).await {
-            Ok(stream) => Ok(Box::new(stream)),
-            Err(error) if error.get_ref().is_some_and(<dyn std::error::Error + Send + Sync>::is::<rustls::Error>) => {
-                Err(Error::Untrusted(error.to_string()))
-            }
-            Err(error) => Err(unreachable(error)),
-        }
+        self.peer.connect(&Reach::Anywhere).await.map_err(|error| match is_caused_by::<rustls::Error>(&error) {
+            true => Error::Untrusted(error.to_string()),
+            false => Error::Unreachable(error.to_string()),
+        })
     }
 
     /// Reads what is no JSON from `path`; bytes that are no UTF-8 are replaced.
@@ -399,15 +382,6 @@ fn message(body: &[u8]) -> String {
     if shown.is_empty() { "no message".to_owned() } else { shown }
 }
 
-/// The innermost cause, since the outer ones of an HTTP client only say that something failed.
-pub(crate) fn root_cause(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(inner) = cause.source() {
-        cause = inner;
-    }
-    cause.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
@@ -426,7 +400,7 @@ mod tests {
         ] {
             let client = client(url).unwrap();
             assert_eq!(client.websocket_url("/x?y"), websocket);
-            assert_eq!((client.host.as_str(), client.port), (host, port));
+            assert_eq!((client.peer.host.as_str(), client.peer.port), (host, port));
         }
     }
 
