@@ -22,6 +22,7 @@ mod objects;
 mod openapi;
 mod operator;
 mod plugins;
+mod push;
 mod quota;
 mod shaping;
 mod shared;

@@ -23,6 +23,7 @@ async fn stage() -> (Gateway, String) {
         ("/devicecontrol/operations", Vec::new()),
         ("/notification2/subscriptions", Vec::new()),
         ("/user/{tenant}/users", Vec::new()),
+        ("/tidegate/v1/consumers", Vec::new()),
     ];
     for at in 0..OBJECTS {
         let device = gateway.device(&format!("pump{at}")).await;
@@ -50,6 +51,10 @@ async fn stage() -> (Gateway, String) {
         gateway.add_user("edge", &user, "*").await;
         let external = json!({"type": "serial", "externalId": user});
         gateway.post(&format!("/identity/globalIds/{device}/externalIds"), &external).await.expect(201);
+        let push = json!({"uri": "https://endpoint.invalid/"});
+        let wanted = json!({"subscription": "Pushed", "subscriber": user, "push": push});
+        let made = gateway.post(kinds[7].0, &wanted).await.expect(201).json();
+        kinds[7].1.push(made["id"].as_str().unwrap().to_owned());
         kinds[6].1.push(user);
     }
     // What subscriptions forward is kept for this one.

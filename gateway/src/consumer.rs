@@ -326,6 +326,12 @@ impl Group {
         Settled::Done { others: full || moved }
     }
 
+    /// Whether message `id` is in flight at `member`.
+    #[must_use]
+    pub fn holds(&self, member: MemberId, id: u64) -> bool {
+        self.open.get(&id).is_some_and(|open| open.at == Some(member))
+    }
+
     /// A message of `slot` is not in flight at `member` any more. True if that lets others have theirs.
     fn land(&mut self, member: MemberId, slot: Slot) -> bool {
         self.members.get_mut(&member).expect("invariant: what is in flight is at a member").in_flight -= 1;
@@ -578,6 +584,7 @@ mod tests {
         let a = members[0];
         assert_eq!(group.claim(a, 9, 1000, from(&topic)), [1, 2]);
         group.give_up_below(2, |_| false);
+        assert!(!group.holds(a, 1) && group.holds(a, 2) && !group.holds(a, 3));
         assert_eq!(group.settle(a, 1), Settled::Unknown, "a late acknowledgement");
         assert_eq!(group.claim(a, 9, 1000, from(&topic)), [3], "there is room in the window");
         group.give_up_below(8, |_| false);

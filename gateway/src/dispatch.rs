@@ -1,7 +1,7 @@
-//! The lower half of the line: from the backlog to frames for one consumer, and from its acknowledgements back.
+//! The lower half of the line: from the backlog to frames or requests for one consumer, and from its acknowledgements back.
 //!
 //! ```text
-//! backlog ─▶ Group::claim (window, share, order) ─▶ bodies ─▶ frame ─▶ deliver
+//! backlog ─▶ Group::claim (window, share, order) ─▶ bodies ─▶ frame, Notification ─▶ deliver
 //! deliver ─▶ acknowledgement ─▶ Group::settle ─▶ writer (the last reference frees the message)
 //! ```
 
@@ -52,6 +52,36 @@ fn frame(epoch: u64, id: u64, stored: &str) -> String {
 fn text(stored: &[u8]) -> Cow<'_, str> {
     // To replace what is wrong takes much longer, even where nothing is.
     str::from_utf8(stored).map_or_else(|_| String::from_utf8_lossy(stored), Cow::Borrowed)
+}
+
+/// What a stored form says, for those to whom it does not go as a frame.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Notification {
+    /// `/<tenant>/<type>/<source>`.
+    pub description: Bytes,
+    /// What happened.
+    pub action: Bytes,
+    /// The object, or whatever a transform has made of it.
+    pub body: Bytes,
+    /// What the body is.
+    pub media_type: &'static str,
+}
+
+impl Notification {
+    /// Takes the parts of a stored form. A body that is no UTF-8 text is as it was before it went into Base64, which no JSON
+    /// object begins like and which hardly any text is.
+    #[must_use]
+    pub fn of(stored: &Bytes) -> Self {
+        let end = memchr::memmem::find(stored, b"\n\n").unwrap_or(stored.len());
+        let mut lines = stored[..end].split(|byte| *byte == b'\n').map(|line| stored.slice_ref(line));
+        let (description, action) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
+        let body = stored.slice((end + 2).min(stored.len())..);
+        let decoded = if body.starts_with(b"{") { None } else { STANDARD.decode(&body).ok() };
+        match decoded.filter(|bytes| std::str::from_utf8(bytes).is_err()) {
+            Some(bytes) => Self { description, action, body: bytes.into(), media_type: "application/octet-stream" },
+            None => Self { description, action, body, media_type: "application/json" },
+        }
+    }
 }
 
 fn ack_bytes(epoch: u64, id: u64) -> [u8; 16] {
@@ -173,6 +203,20 @@ mod tests {
         {
             let stored = stored_form(&message, "measurements", body);
             assert_eq!(std::str::from_utf8(&stored).unwrap().split_once("\n\n").unwrap().1, expected);
+            let notification = Notification::of(&stored);
+            assert_eq!(notification.body, body, "as it was");
+            assert_eq!(
+                (&*notification.description, &*notification.action),
+                (&b"/edge/measurements/1001"[..], &b"CREATE"[..])
+            );
+            let media_type = if body == expected.as_bytes() { "application/json" } else { "application/octet-stream" };
+            assert_eq!(notification.media_type, media_type);
+        }
+        // A text is not taken for Base64, and no form is beyond it.
+        for (stored, body) in
+            [("/t/a/1\nUPDATE\n\nall well", "all well"), ("/t/a/1\nDELETE\n\n\n\n", "\n\n"), ("/t/a/1", "")]
+        {
+            assert_eq!(Notification::of(&Bytes::from_static(stored.as_bytes())).body, body);
         }
     }
 }

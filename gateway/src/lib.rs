@@ -6,10 +6,11 @@
 //! - [`http`], [`socket`] and [`tls`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
-//! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out.
+//! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out; [`push`] keeps the consumers that
+//!   are called rather than call, over [`outbound`] connections.
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
 //! - [`removal`] deletes what is left of tenants that were removed.
-//! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics, [`outbound`] connects to others.
+//! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
 //!   [`manage`] looks after topics, with [`client`];
@@ -41,6 +42,7 @@ pub mod outbound;
 pub mod pipeline;
 pub mod platform;
 pub mod plugin;
+pub mod push;
 pub mod removal;
 pub mod retention;
 pub mod serve;

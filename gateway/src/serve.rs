@@ -12,6 +12,7 @@ use anyhow::{Context as _, bail};
 use sqlx::Row as _;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::accounts::Account;
 use crate::api::{self, ADMIN, App};
@@ -29,6 +30,7 @@ use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
+use crate::push::Pushes;
 use crate::removal::Removal;
 use crate::retention::Retention;
 use crate::store::Store;
@@ -280,6 +282,10 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         clock: clock.clone(),
     };
     tokio::spawn(removal.run(stopping.clone()));
+    let consumers = TaskTracker::new();
+    let pushes =
+        Pushes::new(&config, writer.clone(), bodies.clone(), clock.clone(), stopping.clone(), consumers.clone())?;
+    pushes.resume(&readers).await?;
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,
@@ -306,10 +312,11 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         writer,
         bodies,
         epochs: Epochs::new(),
+        pushes,
         metrics,
         refused_logins: api::RefusedLogins::default(),
         stopping,
-        consumers: tokio_util::task::TaskTracker::new(),
+        consumers,
         long_reads,
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,

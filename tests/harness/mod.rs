@@ -4,6 +4,7 @@
 mod call;
 mod consumer;
 mod dice;
+mod endpoint;
 mod gateway;
 #[cfg(target_os = "linux")]
 mod mortal;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 pub(crate) use call::{Answer, Call};
 pub(crate) use consumer::{Consumer, Frame, Stream};
 pub(crate) use dice::Dice;
+pub(crate) use endpoint::{Endpoint, Pushed, Reply};
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
 #[cfg(target_os = "linux")]
 pub(crate) use mortal::Mortal;

@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use rustls::crypto::aws_lc_rs::default_provider;
-use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tempfile::TempDir;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::in_time;
 
@@ -63,6 +64,19 @@ impl Authority {
             self.file("cert.pem").display(),
             self.file("key.pem").display()
         )
+    }
+
+    /// What an endpoint of its own shows the certificate with.
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        let chain = vec![CertificateDer::from_pem_file(self.file("cert.pem")).unwrap()];
+        let key = PrivateKeyDer::from_pem_file(self.file("key.pem")).unwrap();
+        let config = ServerConfig::builder_with_provider(Arc::new(default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
+        TlsAcceptor::from(Arc::new(config))
     }
 
     /// A TLS connection to the gateway that offers `protocols`, or why there is none.

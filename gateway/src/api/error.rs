@@ -10,6 +10,7 @@ use crate::auth::{AuthError, TokenError};
 use crate::consumer::Busy;
 use crate::json::Invalid;
 use crate::platform::list::ListError;
+use crate::push::CreateError;
 use crate::store::StoreError;
 use crate::writer::{AttachError, Refused};
 
@@ -141,6 +142,17 @@ impl From<AttachError> for ApiError {
                 Self::new(StatusCode::CONFLICT, "reliable-notification/Conflict", error.to_string())
             }
             AttachError::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+impl From<CreateError> for ApiError {
+    fn from(error: CreateError) -> Self {
+        match error {
+            CreateError::Target(invalid) => invalid.into(),
+            CreateError::TooMany(_) => Self::unprocessable(error.to_string()),
+            CreateError::Attach(error) => error.into(),
+            CreateError::Refused(refused) => refused.into(),
         }
     }
 }

@@ -18,6 +18,7 @@ mod openapi;
 mod operations;
 mod operator;
 mod paths;
+mod push;
 mod routes;
 mod subscriptions;
 mod tenants;
@@ -68,6 +69,7 @@ use crate::platform::identity::ExternalId;
 use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
+use crate::push::Pushes;
 use crate::store::LongReads;
 use crate::subscription::Index;
 use crate::telemetry::{Metrics, Throttle, logins_refused};
@@ -105,7 +107,7 @@ pub struct App {
     pub topics: Topics,
     /// Subscriptions in force.
     pub index: Arc<Index>,
-    /// Held while subscriptions are made or deleted.
+    /// Held while subscriptions are made or deleted, and while push consumers are made.
     pub subscribing: Mutex<()>,
     /// The sandbox.
     pub plugins: Plugins,
@@ -117,13 +119,15 @@ pub struct App {
     pub bodies: Bodies,
     /// Tells connections apart.
     pub epochs: Epochs,
+    /// Push consumers.
+    pub pushes: Pushes,
     /// Renders `/metrics`.
     pub metrics: Metrics,
     /// Logins that were refused.
     pub refused_logins: RefusedLogins,
     /// Ends when consumers have to close.
     pub stopping: CancellationToken,
-    /// Consumers that are connected.
+    /// Consumers that are connected, and push consumers.
     pub consumers: TaskTracker,
     /// Reads of lists, which may look at every row of a tenant.
     pub long_reads: LongReads,

@@ -11,7 +11,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
     ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, messaging,
-    openapi, operations, operator, subscriptions, tenants, tokens, topics, users,
+    openapi, operations, operator, push, subscriptions, tenants, tokens, topics, users,
 };
 use crate::platform::relation::Kind;
 
@@ -120,6 +120,8 @@ fn subscription_routes() -> impl Iterator<Item = Route> {
             "GET, DELETE",
             get(subscriptions::get).delete(subscriptions::delete),
         ),
+        route("/tidegate/v1/consumers", "GET, POST", get(push::list).post(push::create)),
+        route("/tidegate/v1/consumers/{id}", "GET, DELETE", get(push::get).delete(push::delete)),
     ]
     .into_iter()
 }

@@ -508,6 +508,15 @@ impl Attached {
         ids.iter().filter_map(|id| Some((*id, log.ring.get(log.position(*id)?)?.clone()))).collect()
     }
 
+    /// Whether message `id` waits for the connection to acknowledge it; no more, once the topic has given it up.
+    #[must_use]
+    pub fn holds(&self, id: u64) -> bool {
+        let mut log = self.topic.log();
+        self.held(&mut log.consumers).is_some_and(|(connected, _, gaps)| {
+            gaps.contains(message_id(id)) == is_gap(id) && connected.group.holds(self.member, message_id(id))
+        })
+    }
+
     /// The connection has acknowledged message `id`. False if it is not waiting for that.
     pub fn settle(&self, id: u64) -> bool {
         !self.settle_all(vec![id]).is_empty()

@@ -7,6 +7,7 @@ use ::config::{Value, ValueKind};
 use tracing_subscriber::EnvFilter;
 
 use super::ListenAddr;
+use crate::outbound::Networks;
 
 /// What a key accepts.
 #[derive(Debug)]
@@ -21,6 +22,8 @@ pub(super) enum Kind {
     Url,
     /// Origins of web pages, separated by commas.
     Origins,
+    /// Networks and addresses, separated by commas.
+    Networks,
     /// A path.
     Path,
     /// A filter of log lines.
@@ -69,6 +72,7 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("limits.topics_per_tenant", Kind::Number(1..=1_000_000)),
     ("limits.consumers_per_topic", Kind::Number(1..=10_000)),
     ("limits.clients_per_consumer", Kind::Number(1..=1_000)),
+    ("limits.push_consumers", Kind::Number(1..=10_000)),
     ("limits.admission", Kind::Number(1..=1_000_000)),
     ("limits.request_seconds", Kind::Number(1..=3_600)),
     ("backlog.quota_bytes", Kind::Number(1..=1_024 * GIB)),
@@ -78,6 +82,12 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("consumer.window", Kind::Number(1..=10_000)),
     ("consumer.idle_seconds", Kind::Number(1..=86_400)),
     ("consumer.dead_seconds", Kind::Number(1..=3_600)),
+    ("push.allowed_networks", Kind::Networks),
+    ("push.allow_plain", Kind::Flag),
+    ("push.ca", Kind::Path),
+    ("push.connections_per_endpoint", Kind::Number(1..=1_000)),
+    ("push.timeout_seconds", Kind::Number(1..=600)),
+    ("push.retry_seconds", Kind::Number(1..=86_400)),
     ("plugins.builtin_dir", Kind::Path),
     ("plugins.memory_bytes", Kind::Number(64 * KIB..=GIB)),
     ("plugins.stack_bytes", Kind::Number(16 * KIB..=8 * MIB)),
@@ -142,6 +152,7 @@ impl Kind {
             }
             (Self::Url, ValueKind::String(text)) => is_url(text),
             (Self::Origins, ValueKind::String(text)) => text.split(',').all(|origin| is_origin(origin.trim())),
+            (Self::Networks, ValueKind::String(text)) => Networks::parse(text).is_some(),
             (Self::Path, ValueKind::String(text)) => !text.is_empty() && !text.contains('\0'),
             (Self::Filter, ValueKind::String(text)) => !text.is_empty() && EnvFilter::try_new(text).is_ok(),
             (Self::Choice(words), ValueKind::String(text)) => words.contains(&text.as_str()),
@@ -162,6 +173,9 @@ impl fmt::Display for Kind {
             Self::Origins => f.write_str(
                 "http or https origins, separated by commas, as in https://a.example,https://b.example:8443",
             ),
+            Self::Networks => {
+                f.write_str("networks or IP addresses, separated by commas, as in 10.0.0.0/8,fd00::/8,192.168.1.7")
+            }
             Self::Path => f.write_str("a path"),
             Self::Filter => f.write_str("a log filter, as in info or warn,tidegate=debug"),
             Self::Choice(words) => f.write_str(&words.join(" or ")),

@@ -28,6 +28,8 @@ pub struct Config {
     pub backlog: Backlog,
     /// Connections of consumers.
     pub consumer: Consumer,
+    /// Messages that are pushed to endpoints.
+    pub push: Push,
     /// The sandbox of plugins.
     pub plugins: Plugins,
     /// How long objects are kept.
@@ -170,6 +172,8 @@ pub struct Limits {
     pub consumers_per_topic: usize,
     /// Clients that share a consumer; the next one is 503.
     pub clients_per_consumer: usize,
+    /// Push consumers of all tenants together; the next one is 422.
+    pub push_consumers: usize,
     /// Requests of a tenant that wait for their turn; the next ones wait before they queue.
     pub admission: usize,
     /// Seconds for a request's head to arrive, or the connection is closed; then for its body, or it is 408.
@@ -200,6 +204,25 @@ pub struct Consumer {
     pub idle_seconds: u64,
     /// Seconds without an answer of the peer's TCP; then the connection is closed and its place is free.
     pub dead_seconds: u64,
+}
+
+/// `push`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Push {
+    /// Networks and addresses, separated by commas, that may be reached though they are not of the public internet, and over
+    /// plain HTTP.
+    pub allowed_networks: Option<String>,
+    /// Whether plain HTTP may be spoken with the public internet, where others can read the messages.
+    pub allow_plain: bool,
+    /// PEM file with the certificates that are trusted, in place of those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Requests to one scheme, host and port at a time; the next ones wait for their turn.
+    pub connections_per_endpoint: usize,
+    /// Seconds for an endpoint to answer; then the request has failed.
+    pub timeout_seconds: u64,
+    /// Seconds between two attempts at most, unless the endpoint asks for more.
+    pub retry_seconds: u64,
 }
 
 /// `plugins`
@@ -335,6 +358,7 @@ impl Default for Limits {
             topics_per_tenant: 10_000,
             consumers_per_topic: 1_000,
             clients_per_consumer: 100,
+            push_consumers: 1_000,
             admission: 4_096,
             request_seconds: 30,
         }
@@ -355,6 +379,19 @@ impl Default for Backlog {
 impl Default for Consumer {
     fn default() -> Self {
         Self { window: 1_000, idle_seconds: 300, dead_seconds: 30 }
+    }
+}
+
+impl Default for Push {
+    fn default() -> Self {
+        Self {
+            allowed_networks: None,
+            allow_plain: false,
+            ca: None,
+            connections_per_endpoint: 4,
+            timeout_seconds: 30,
+            retry_seconds: 60,
+        }
     }
 }
 

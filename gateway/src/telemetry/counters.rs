@@ -12,6 +12,7 @@ const LOGINS: [&str; 5] = ["credentials", "missing", "busy", "token", "token_exp
 const REFUSED: [&str; 9] =
     ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "unwritable", "failed", "stopping"];
 const FAILED: [&str; 3] = ["full", "unwritable", "failed"];
+const PUSHES: [&str; 6] = ["delivered", "refused", "unavailable", "timeout", "unreachable", "forbidden"];
 const CONNECTIONS: [&str; 3] = ["http", "https", "websocket"];
 
 static OFTEN: LazyLock<Often> = LazyLock::new(|| Often {
@@ -61,6 +62,7 @@ pub(super) fn register() {
     at_zero(logins_refused, &LOGINS);
     at_zero(requests_refused, &REFUSED);
     at_zero(commits_failed, &FAILED);
+    at_zero(push_requests, &PUSHES);
     tls_handshakes_failed().increment(0);
     for kind in CONNECTIONS {
         connections(kind).set(0.0);
@@ -95,6 +97,11 @@ pub(crate) fn requests_refused(reason: &'static str) -> Counter {
 
 pub(crate) fn commits_failed(reason: &'static str) -> Counter {
     counter!("tidegate_commit_failures_total", "reason" => reason)
+}
+
+/// Requests to endpoints of push consumers.
+pub(crate) fn push_requests(outcome: &'static str) -> Counter {
+    counter!("tidegate_push_requests_total", "outcome" => outcome)
 }
 
 pub(crate) fn tls_handshakes_failed() -> Counter {

@@ -18,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 
 pub(crate) use counters::{
     Connected, acknowledgements_ignored, at_zero, commits_failed, count, logins_refused, messages_dropped,
-    requests_refused, tls_handshakes_failed,
+    push_requests, requests_refused, tls_handshakes_failed,
 };
 pub(crate) use throttle::Throttle;
 
