@@ -117,6 +117,11 @@ impl Socket {
         Ok(())
     }
 
+    /// From now on a turn takes what has come and does not wait for more.
+    pub(crate) fn do_not_wait(&self) -> Result<()> {
+        Ok(self.stream.set_nonblocking(true)?)
+    }
+
     /// Reads what has come, or nothing for a tick, and acknowledges it: all acknowledgements go out in one write.
     pub(crate) fn turn(&mut self, mut on_notification: impl FnMut(&[u8], Instant)) -> Result<()> {
         self.fill()?;

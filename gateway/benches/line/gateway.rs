@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,7 @@ pub(crate) struct Gateway {
     pub(crate) http: SocketAddr,
     pub(crate) spawned: Instant,
     pub(crate) ready_after: Duration,
+    log: PathBuf,
 }
 
 impl Gateway {
@@ -66,7 +67,12 @@ impl Gateway {
         let ready_after = spawned.elapsed();
         let addresses: Value = serde_json::from_str(&written)?;
         let http = addresses["http"].as_str().context("the ready file has no http")?.parse()?;
-        Ok(Self { process, http, spawned, ready_after })
+        Ok(Self { process, http, spawned, ready_after, log })
+    }
+
+    /// The end of its log.
+    pub(crate) fn last_words(&self) -> String {
+        tail(&self.log)
     }
 
     /// Stops it cleanly.

@@ -1,10 +1,11 @@
 //! Every published figure of the line, measured in one run on one machine: `cargo bench --bench line`.
 //!
 //! What is measured stands beside what it is compared with, in interleaved rounds; the table ends with each target and whether
-//! it was met. `-- --quick` takes about a minute; `-- posts`, `-- plugins` and `-- footprint` run one part;
-//! `BENCH_BACKLOG` sets the messages that wait at the restart (1,000,000). `cargo bench --profile dist --bench line` measures
-//! the binary of the packages.
+//! it was met. `-- --quick` takes a few minutes; `-- posts`, `-- plugins`, `-- footprint` and `-- scale` run one part;
+//! `BENCH_BACKLOG` sets the messages that wait at the restart (1,000,000). `-- soak` is run on its own: `BENCH_MINUTES` (10).
+//! `cargo bench --profile dist --bench line` measures the binary of the packages.
 
+mod chart;
 mod consumer;
 mod footprint;
 mod gateway;
@@ -17,14 +18,17 @@ mod plugins;
 mod posts;
 mod process;
 mod report;
+mod scale;
 mod scene;
+mod soak;
 mod stats;
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use report::Report;
 
@@ -37,6 +41,11 @@ struct Plan {
     round: Duration,
     starts: usize,
     backlog: u64,
+    /// Subscriptions that do not match.
+    subscriptions: [usize; 2],
+    /// Consumers that are connected at once.
+    crowd: usize,
+    soak: Duration,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -44,6 +53,8 @@ enum Part {
     Posts,
     Plugins,
     Footprint,
+    Scale,
+    Soak,
 }
 
 impl Plan {
@@ -55,19 +66,17 @@ impl Plan {
                 "posts" => parts.push(Part::Posts),
                 "plugins" => parts.push(Part::Plugins),
                 "footprint" => parts.push(Part::Footprint),
+                "scale" => parts.push(Part::Scale),
+                "soak" => parts.push(Part::Soak),
                 // Cargo adds `--bench`.
                 "--quick" | "--bench" => {}
-                other => bail!("unknown argument {other:?}: --quick, posts, plugins, footprint"),
+                other => bail!("unknown argument {other:?}: --quick, posts, plugins, footprint, scale, soak"),
             }
         }
         if parts.is_empty() {
-            parts = vec![Part::Posts, Part::Plugins, Part::Footprint];
+            parts = vec![Part::Posts, Part::Plugins, Part::Footprint, Part::Scale];
         }
-        let backlog = match std::env::var("BENCH_BACKLOG") {
-            Ok(text) => text.parse().context("BENCH_BACKLOG is not a number")?,
-            Err(_) if quick => 100_000,
-            Err(_) => 1_000_000,
-        };
+        let minutes: f64 = variable("BENCH_MINUTES")?.unwrap_or(10.0);
         Ok(Self {
             parts,
             devices: 1_000,
@@ -75,7 +84,10 @@ impl Plan {
             rounds: 3,
             round: Duration::from_millis(if quick { 500 } else { 3_000 }),
             starts: if quick { 3 } else { 5 },
-            backlog,
+            backlog: variable("BENCH_BACKLOG")?.unwrap_or(if quick { 100_000 } else { 1_000_000 }),
+            subscriptions: if quick { [100, 1_000] } else { [1_000, 10_000] },
+            crowd: if quick { 100 } else { 1_000 },
+            soak: Duration::from_secs_f64(minutes * 60.0),
         })
     }
 
@@ -85,10 +97,18 @@ impl Plan {
                 Part::Posts => posts::measure(self, report)?,
                 Part::Plugins => plugins::measure(self, report)?,
                 Part::Footprint => footprint::measure(self, report)?,
+                Part::Scale => scale::measure(self, report)?,
+                Part::Soak => soak::measure(self, report)?,
             }
         }
         Ok(())
     }
+}
+
+/// A number from the environment.
+fn variable<T: FromStr>(name: &str) -> Result<Option<T>> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    text.parse().map(Some).map_err(|_| anyhow!("{name} is not a number"))
 }
 
 /// The binary that is measured.
