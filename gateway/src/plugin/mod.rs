@@ -341,8 +341,11 @@ impl Plugins {
 
     /// What [`Plugins::judge`] answers, without asking where the verdicts on all messages of a batch are known.
     pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
-        let Inner { memory, .. } = &*self.0;
-        let known: Vec<_> = batches.iter().map(|(instance, messages)| memory.recall(instance, messages)).collect();
+        let Inner { memory, pool, .. } = &*self.0;
+        let recall = |(instance, messages): &(Instance, Vec<Arc<Message>>)| {
+            memory.recall(instance, messages).inspect(|known| pool.count(instance, known.len()))
+        };
+        let known: Vec<_> = batches.iter().map(recall).collect();
         let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());
         let unknown: Vec<_> = batches.map(|(batch, _)| batch).collect();
         let asked = if unknown.is_empty() { Vec::new() } else { self.judge(unknown.clone()).await };

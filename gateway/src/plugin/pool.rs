@@ -134,6 +134,11 @@ impl Pool {
         (instance.0.hash >> 32) as usize % self.lanes.len()
     }
 
+    /// Counts messages that are judged without a call.
+    pub(super) fn count(&self, instance: &Instance, messages: usize) {
+        self.shared.loaded[instance.plugin() as usize].messages.increment(messages as u64);
+    }
+
     pub(super) fn live_instances(&self) -> usize {
         self.shared.live.load(Relaxed)
     }

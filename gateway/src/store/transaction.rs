@@ -119,7 +119,7 @@ impl Transaction {
     /// (a notification, a cursor, a counter) are what a full store keeps its last room for.
     #[must_use]
     pub fn relieves(&self) -> bool {
-        const SMALL: [&str; 3] = ["UPDATE cursor ", "UPDATE meta ", "INSERT OR REPLACE INTO meta("];
+        const SMALL: [&str; 4] = ["UPDATE cursor ", "UPDATE meta ", "INSERT OR REPLACE INTO meta(", "INSERT INTO gap("];
         let is_small = |statement: &Statement| SMALL.iter().any(|small| statement.sql.starts_with(small));
         let grows = !self.measurements.is_empty() || !self.events.is_empty();
         !grows && (self.deletes() || self.messages.is_empty() && self.statements.iter().all(is_small))
@@ -209,11 +209,13 @@ mod tests {
         let message = || MessageRow { id: 1, topic: 1, slot: 0, body: Bytes::new() };
         let settling = Transaction { freed: vec![1], ..of(&["INSERT OR REPLACE INTO meta(k, v) VALUES (?, ?)"]) };
         let deleting = Transaction { messages: vec![message()], ..of(&["DELETE FROM event WHERE id = ?"]) };
+        let expiring = Transaction { freed: vec![1], ..of(&["INSERT INTO gap(consumer) VALUES (?)"]) };
         let moving = of(&["UPDATE meta SET v = ? WHERE k = 'message_id'", "UPDATE cursor SET hi = ?"]);
         let told = Transaction { messages: vec![message()], ..Transaction::default() };
         for (transaction, relieves, shows_room) in [
             (&settling, true, true),
             (&deleting, true, true),
+            (&expiring, true, true),
             (&moving, true, false),
             (&told, false, true),
             (&of(&["UPDATE event SET body = ?"]), false, true),
