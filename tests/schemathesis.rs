@@ -59,6 +59,7 @@ async fn stage() -> (Gateway, String) {
     }
     // What subscriptions forward is kept for this one.
     gateway.consumer("Sub", "subA").await.close().await;
+    gateway.tenant("quiet").await;
     let settings = settings(&kinds);
     (gateway, settings)
 }
@@ -98,6 +99,11 @@ fn settings(kinds: &[(&str, Vec<String>)]) -> String {
         include-path = "/identity/externalIds/{type}/{externalId}"
         parameters."path.type" = "serial"
         parameters."path.externalId" = { dictionary = "kind6", probability = 0.8 }
+
+        # A quota of a byte would refuse the requests of others.
+        [[operations]]
+        include-path = "/tidegate/v1/tenants/{tenant}/backlog"
+        parameters."path.tenant" = "quiet"
 
         # An unknown consumer.
         [[operations]]
