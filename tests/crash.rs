@@ -1,11 +1,16 @@
-//! kill -9 at random moments under load, and what has to hold all the same:
+//! kill -9 under load, at random moments and at named points between the stages of the line, and what has to hold all the same:
 //!
-//! - no message whose POST was answered with 201 is missing at a consumer in the end,
+//! - no message whose POST was answered with 201 is missing at a consumer in the end, and none that was refused is there,
 //! - first deliveries keep the order of the topic and of each source, and a connection never goes back,
 //! - what was acknowledged long enough before the kill never comes again,
-//! - what was to be stored is stored.
+//! - what was to be stored is stored,
+//! - a consumer that has connected is there, and one that has unsubscribed is not,
+//! - `tidegate check` finds nothing wrong in the end.
 //!
 //! `TIDEGATE_CRASH_ROUNDS` is the number of kills, `TIDEGATE_CRASH_SEED` repeats the dice of a failed run.
+
+#[cfg(feature = "faults")]
+mod points;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
@@ -13,7 +18,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Consumer, Dice, Frame, Gateway, Producer, Setup, eventually, forwarded, measurement, value_of};
+use crate::harness::{
+    Consumer, Dice, Frame, Gateway, Producer, Setup, eventually, forwarded, measurement, of_tenant, value_of,
+};
 
 /// Where the seed of a failed run is given.
 const SEED: &str = "TIDEGATE_CRASH_SEED";
@@ -21,6 +28,8 @@ const PRODUCERS: usize = 16;
 const SOURCES_EACH: usize = 2;
 /// Acknowledgements that were written this long before the kill hold.
 const ACK_HOLDS_AFTER: Duration = Duration::from_millis(250);
+/// Pause of a producer that was refused.
+const REFUSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// One message: the id of its device, and which of the device's it is.
 type Key = (String, u64);
@@ -42,19 +51,31 @@ struct Source {
     /// The next number; one that failed is never sent again, since it may have arrived.
     next: u64,
     accepted: Vec<u64>,
+    /// Since the store was full.
+    refused: Vec<u64>,
 }
 
-/// Posts in turn for its sources, each after the answer to the one before, until the gateway is gone.
-async fn produce(producer: Producer, mut sources: Vec<Source>) -> Vec<Source> {
+/// Posts in turn for its sources, each after the answer to the one before, until the gateway is gone. Also returns a moment at
+/// which it was still there.
+async fn produce(producer: Producer, mut sources: Vec<Source>, ballast: usize) -> (Vec<Source>, Instant) {
+    let mut alive = Instant::now();
     loop {
         for source in &mut sources {
             let number = source.next;
             source.next += 1;
-            match producer.post(&measurement(&source.id, kind(number), number), source.mode).await {
+            let mut body = measurement(&source.id, kind(number), number);
+            body["c8y_Ballast"] = json!("x".repeat(ballast));
+            let sent = Instant::now();
+            match producer.post(&body, source.mode).await {
                 Ok(201) => source.accepted.push(number),
+                Ok(507) => {
+                    source.refused.push(number);
+                    tokio::time::sleep(REFUSED_PAUSE).await;
+                }
                 Ok(status) => panic!("a measurement was refused with {status}"),
-                Err(_) => return sources,
+                Err(_) => return (sources, alive),
             }
+            alive = sent;
         }
     }
 }
@@ -116,16 +137,19 @@ impl Ledger {
         }
     }
 
-    /// Judges what has not come in the end.
+    /// Judges what has come in the end, and what has not.
     fn finished(&mut self, sources: &[Source]) {
         let wanted = |number: &u64| self.topic == "CrashAll" || kind(*number) == "b";
-        let all = sources.iter().flat_map(|source| {
-            source.accepted.iter().copied().filter(wanted).map(|number| (source.id.clone(), number))
-        });
-        let lost: Vec<_> = all.filter(|key| !self.ids.contains_key(key)).collect();
-        for key in lost {
-            self.violated(&format!("lost: {key:?}"));
-        }
+        let keys = |source: &Source, numbers: &[u64]| -> Vec<Key> {
+            numbers.iter().copied().filter(wanted).map(|number| (source.id.clone(), number)).collect()
+        };
+        let accepted = sources.iter().flat_map(|source| keys(source, &source.accepted));
+        let lost = accepted.filter(|key| !self.ids.contains_key(key)).map(|key| format!("lost: {key:?}"));
+        let refused = sources.iter().flat_map(|source| keys(source, &source.refused));
+        let half_done =
+            refused.filter(|key| self.ids.contains_key(key)).map(|key| format!("refused, and came: {key:?}"));
+        let found: Vec<_> = lost.chain(half_done).collect();
+        found.iter().for_each(|found| self.violated(found));
     }
 }
 
@@ -171,11 +195,31 @@ async fn drain(mut consumer: Consumer, mut ledger: Ledger, last: &str) -> Ledger
     }
 }
 
+/// What is known of a consumer that came for a moment.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Guest {
+    Unknown,
+    Here,
+    Gone,
+}
+
 struct Run {
     gateway: Gateway,
     dice: Dice,
     sources: Vec<Source>,
     ledgers: Vec<Ledger>,
+    guests: Vec<(String, Guest)>,
+    violations: Vec<String>,
+    /// Bytes that measurements have besides.
+    ballast: usize,
+    /// The consumers of this name do not connect.
+    away: Option<&'static str>,
+}
+
+/// What runs until the gateway is gone.
+struct Load {
+    consumers: JoinSet<Ledger>,
+    producers: JoinSet<(Vec<Source>, Instant)>,
 }
 
 impl Run {
@@ -187,35 +231,92 @@ impl Run {
             let id = gateway.device("source").await;
             gateway.subscribe(&filtered(&id)).await;
             let mode = if number % 2 == 0 { "TRANSIENT" } else { "PERSISTENT" };
-            sources.push(Source { id, mode, next: 1, accepted: Vec::new() });
+            sources.push(Source { id, mode, next: 1, accepted: Vec::new(), refused: Vec::new() });
         }
-        let apis = json!({"apis": ["measurements"]});
-        gateway.subscribe(&json!({"context": "tenant", "subscription": "CrashAll", "subscriptionFilter": apis})).await;
+        gateway.subscribe(&of_tenant("CrashAll", &["measurements"])).await;
         let ledgers = [("CrashAll", "one"), ("CrashAll", "two"), ("CrashB", "one")];
         let ledgers = ledgers.map(|(topic, name)| Ledger::new(topic, name)).into();
-        Self { gateway, dice: Dice::new(SEED), sources, ledgers }
+        let (guests, violations) = (Vec::new(), Vec::new());
+        Self { gateway, dice: Dice::new(SEED), sources, ledgers, guests, violations, ballast: 0, away: None }
     }
 
     /// Load, and a kill in the middle of it.
     async fn round(&mut self) {
-        let mut consumers = JoinSet::new();
-        for ledger in self.ledgers.drain(..) {
+        self.round_with(|| ()).await;
+    }
+
+    /// [`Run::round`], in which something happens halfway.
+    async fn round_with(&mut self, halfway: impl FnOnce()) {
+        let half = Duration::from_millis(150 + self.dice.below(450));
+        let load = self.load().await;
+        let _ = tokio::time::timeout(half, self.come_and_go()).await;
+        halfway();
+        let _ = tokio::time::timeout(half, self.come_and_go()).await;
+        self.gateway.kill9();
+        self.unload(load).await;
+        self.gateway.restart_process().await;
+        self.judge_guests().await;
+    }
+
+    async fn load(&mut self) -> Load {
+        let mut load = Load { consumers: JoinSet::new(), producers: JoinSet::new() };
+        let away = self.away;
+        for ledger in self.ledgers.extract_if(.., |ledger| away != Some(ledger.name)) {
             let consumer = self.gateway.consumer(ledger.topic, ledger.name).await;
-            consumers.spawn(consume(consumer, ledger, self.dice.split()));
+            load.consumers.spawn(consume(consumer, ledger, self.dice.split()));
         }
-        let mut producers = JoinSet::new();
         let producer = self.gateway.producer();
         while !self.sources.is_empty() {
             let own = self.sources.split_off(self.sources.len() - SOURCES_EACH);
-            producers.spawn(produce(producer.clone(), own));
+            load.producers.spawn(produce(producer.clone(), own, self.ballast));
         }
-        tokio::time::sleep(Duration::from_millis(300 + self.dice.below(900))).await;
-        let killed = Instant::now();
-        self.gateway.kill9();
-        self.sources.extend(producers.join_all().await.into_iter().flatten());
-        self.ledgers = consumers.join_all().await;
-        self.ledgers.iter_mut().for_each(|ledger| ledger.killed(killed));
-        self.gateway.restart_process().await;
+        load
+    }
+
+    /// The gateway was killed: what was acknowledged long enough before holds.
+    async fn unload(&mut self, load: Load) {
+        let mut alive = None;
+        for (sources, last) in load.producers.join_all().await {
+            self.sources.extend(sources);
+            alive = alive.max(Some(last));
+        }
+        self.ledgers.extend(load.consumers.join_all().await);
+        self.ledgers.iter_mut().for_each(|ledger| ledger.killed(alive.unwrap()));
+    }
+
+    /// Consumers connect to the busiest topic, stay for one message and unsubscribe, until the gateway is gone.
+    async fn come_and_go(&mut self) -> Option<()> {
+        loop {
+            let name = format!("guest{}", self.dice.below(u64::from(u32::MAX)));
+            self.guests.push((name.clone(), Guest::Unknown));
+            let wanted = json!({"subscription": "CrashAll", "subscriber": name});
+            let token = self.gateway.post("/notification2/token", &wanted).send().await.ok()?;
+            let token = token.expect(200).json()["token"].as_str().unwrap().to_owned();
+            let mut consumer = self.gateway.try_consumer(&token).await?;
+            self.guests.last_mut().unwrap().1 = Guest::Here;
+            consumer.try_next().await?;
+            self.guests.last_mut().unwrap().1 = Guest::Unknown;
+            let unsubscribe = format!("/notification2/unsubscribe?token={token}");
+            self.gateway.call("POST", &unsubscribe).send().await.ok()?.expect(200);
+            self.guests.last_mut().unwrap().1 = Guest::Gone;
+        }
+    }
+
+    /// Finds the guests that should be there, and no others; then they go.
+    async fn judge_guests(&mut self) {
+        let topic = self.gateway.get("/tidegate/v1/topics/persistent/CrashAll").await.expect(200).json();
+        let there: BTreeSet<_> =
+            topic["consumers"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+        for (name, known) in std::mem::take(&mut self.guests) {
+            match (known, there.contains(&*name)) {
+                (Guest::Here, false) => self.violations.push(format!("connected, and not there: {name}")),
+                (Guest::Gone, true) => self.violations.push(format!("unsubscribed, and still there: {name}")),
+                (_, false) => {}
+                (_, true) => {
+                    drop(self.gateway.unsubscribe(&self.gateway.token("CrashAll", &name).await).await.expect(200))
+                }
+            }
+        }
     }
 
     /// Lets the consumers catch up and returns what was violated.
@@ -227,7 +328,7 @@ impl Run {
             consumers.push((self.gateway.consumer(ledger.topic, ledger.name).await, ledger));
         }
         self.gateway.post_measurement(&measurement(&last, "b", 0)).await.expect(201);
-        let mut violations = Vec::new();
+        let mut violations = std::mem::take(&mut self.violations);
         for (consumer, ledger) in consumers {
             let mut ledger = drain(consumer, ledger, &last).await;
             ledger.finished(&self.sources);
@@ -241,6 +342,14 @@ impl Run {
             let stored = self.stored(&source.id).await;
             let lost = source.accepted.iter().filter(|number| !stored.contains(number));
             violations.extend(lost.map(|number| format!("lost from the store: {:?}", (&source.id, number))));
+            let half_done = source.refused.iter().filter(|number| stored.contains(number));
+            violations.extend(half_done.map(|number| format!("refused, and stored: {:?}", (&source.id, number))));
+        }
+        self.gateway.stop().await;
+        let data = self.gateway.data().into_os_string().into_string().unwrap();
+        let (sound, found, _) = self.gateway.command(&["check", "--data", &data], &[], "check").await;
+        if !sound {
+            violations.push(found);
         }
         violations
     }
@@ -282,7 +391,11 @@ async fn kill_9_under_load_loses_nothing_and_keeps_every_order() {
         assert!(run.accepted() > before, "round {round} was no load");
     }
     let accepted = run.accepted();
-    let violations = run.finish().await;
+    nothing_violated(seed, accepted, &run.finish().await);
+}
+
+#[track_caller]
+fn nothing_violated(seed: u64, accepted: usize, violations: &[String]) {
     let shown = &violations[..violations.len().min(20)];
     assert!(violations.is_empty(), "seed {seed}, {accepted} accepted, {} violations: {shown:#?}", violations.len());
 }

@@ -20,7 +20,7 @@ use crate::plugin::{Fault, Instance, Plugins};
 use crate::subscription::{Index, Route};
 use crate::telemetry::requests_refused;
 use crate::writer::{Answer, Change, Refused, Writer};
-use crate::{consumer, dispatch};
+use crate::{consumer, dispatch, faults};
 
 /// Messages that a turn takes before it stops collecting; also what one call of a plugin gets at most.
 const TURN_MESSAGES: usize = 256;
@@ -159,6 +159,7 @@ impl Pipeline {
 async fn turns(line: Arc<Line>, mut queue: mpsc::Receiver<Admitted>) {
     let places = Arc::new(Semaphore::new(1));
     while let Some(first) = queue.recv().await {
+        faults::point("admitted");
         let place = if queue.len() < TURN_MESSAGES { places.clone().acquire_owned().await.ok() } else { None };
         let mut turn = vec![first];
         let mut messages = turn[0].messages();
@@ -182,6 +183,7 @@ impl Line {
             let (part, mut routed) = self.route(&mut rest);
             self.judge(&mut routed).await;
             self.shape(&mut routed).await;
+            faults::point("judged");
             let place = if rest.len() == 0 { place.take() } else { None };
             self.writer.changes(self.changes(part, routed), place).await;
         }

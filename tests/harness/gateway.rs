@@ -114,6 +114,12 @@ impl Gateway {
         arguments
     }
 
+    /// Sets a variable of the environment for the next start.
+    pub(crate) fn set_env(&mut self, name: &str, value: &str) {
+        self.env.retain(|(other, _)| other != name);
+        self.env.push((name.to_owned(), value.to_owned()));
+    }
+
     /// SIGTERM, and the end it asks for.
     pub(crate) async fn stop(&mut self) {
         self.signal("TERM");
@@ -303,7 +309,16 @@ impl Gateway {
 
     /// Connects with this token, or returns the status of the refusal.
     pub(crate) async fn consumer_with(&self, token: &str) -> Result<Consumer, u16> {
-        Consumer::connect(&format!("ws://{}/notification2/consumer/?token={token}", self.addr)).await
+        Consumer::connect(&self.consumer_url(token)).await
+    }
+
+    /// Connects with this token; `None` when the gateway is gone, or refuses.
+    pub(crate) async fn try_consumer(&self, token: &str) -> Option<Consumer> {
+        Consumer::try_connect(&self.consumer_url(token)).await
+    }
+
+    fn consumer_url(&self, token: &str) -> String {
+        format!("ws://{}/notification2/consumer/?token={token}", self.addr)
     }
 
     /// Connects under a name, as one of those who share the token's consumer; or returns the status of the refusal.

@@ -16,6 +16,7 @@ use super::topic::{Entry, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length
 use super::{Attached, Bodies, Connecting, Record, Rejected};
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
+use crate::faults;
 use crate::store::{CursorRow, MessageRow, Statement, StoreError, Transaction, Value, Writing};
 
 /// Messages that one transaction deletes when a consumer's backlog is given up.
@@ -192,6 +193,7 @@ impl Ledger {
             let expired = log.waiting().map(|entry| entry.id).take_while(|id| *id < end).take(room);
             if let Some((count, last)) = (1..).zip(expired).last() {
                 room -= count;
+                faults::point("sweep");
                 let touched = staged.touched(&topic);
                 (touched.expired, touched.gives_up) = (last + 1, true);
             }
@@ -305,6 +307,7 @@ impl Ledger {
             ..Transaction::default()
         };
         writing.commit(&transaction).await?;
+        faults::point("consumer-create");
         let row = sqlx::query("SELECT topic, id FROM consumer WHERE id = (SELECT max(id) FROM consumer)")
             .fetch_one(writing.connection())
             .await?;
@@ -352,6 +355,7 @@ impl Ledger {
             statements.push(Statement { sql: "DELETE FROM topic WHERE id = ?", values: vec![Value::Int(topic.id)] });
         }
         writing.commit(&Transaction { statements, ..Transaction::default() }).await?;
+        faults::point("unsubscribe");
         let mut log = topic.log();
         self.garbage.extend(log.give_up(name));
         if let Some(consumer) = log.consumers.remove(name) {

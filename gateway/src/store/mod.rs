@@ -23,7 +23,7 @@ pub use size::Size;
 pub use transaction::{CursorRow, MessageRow, ObjectRow, Statement, Transaction, Value};
 pub use writing::Writing;
 
-use crate::config;
+use crate::{config, faults};
 
 /// Name of the database file in the data directory.
 pub const FILE_NAME: &str = "tidegate.db";
@@ -168,7 +168,13 @@ impl Store {
 
 async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
     use sqlx::migrate::MigrateError;
-    MIGRATIONS.run(connection).await.map_err(|error| match error {
+    connection.lock_handle().await?.set_commit_hook(|| {
+        faults::point("migration");
+        true
+    });
+    let migrated = MIGRATIONS.run(&mut *connection).await;
+    connection.lock_handle().await?.remove_commit_hook();
+    migrated.map_err(|error| match error {
         MigrateError::VersionMissing(_) | MigrateError::VersionTooNew(..) => StoreError::Newer,
         MigrateError::Execute(error) => error.into(),
         other => StoreError::Database(other.into()),
