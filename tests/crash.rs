@@ -313,7 +313,8 @@ impl Run {
                 (Guest::Gone, true) => self.violations.push(format!("unsubscribed, and still there: {name}")),
                 (_, false) => {}
                 (_, true) => {
-                    drop(self.gateway.unsubscribe(&self.gateway.token("CrashAll", &name).await).await.expect(200))
+                    let token = self.gateway.token("CrashAll", &name).await;
+                    self.gateway.unsubscribe(&token).await.expect(200);
                 }
             }
         }

@@ -5,6 +5,7 @@
 
 mod access;
 mod backlog;
+mod backup;
 mod children;
 mod consumers;
 mod crash;

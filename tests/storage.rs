@@ -201,7 +201,7 @@ async fn send_large(gateway: &Gateway, device: &str, count: u64, mode: &'static 
 const SLOW_LIST: &str = "/measurement/measurements?valueFragmentType=c8y_None&pageSize=1";
 
 /// A gateway with so many measurements that reading them all takes seconds.
-async fn with_many_rows(config: &str) -> (Gateway, String) {
+pub(crate) async fn with_many_rows(config: &str) -> (Gateway, String) {
     let mut gateway = Gateway::with(config).await;
     let device = gateway.device("pump").await;
     gateway.stop().await;
@@ -216,6 +216,7 @@ async fn with_many_rows(config: &str) -> (Gateway, String) {
     .execute(&mut database)
     .await
     .unwrap();
+    sqlx::raw_sql("UPDATE meta SET v = 2000000000 WHERE k = 'object_id'").execute(&mut database).await.unwrap();
     database.close().await.unwrap();
     gateway.restart_process().await;
     (gateway, device)
@@ -398,7 +399,7 @@ async fn a_data_directory_that_cannot_be_made_is_refused() {
 // --- tidegate check ---
 
 /// Runs `tidegate check`; whether all is well, what it printed, and what it said of it.
-async fn check(gateway: &Gateway, arguments: &[&str]) -> (bool, String, String) {
+pub(crate) async fn check(gateway: &Gateway, arguments: &[&str]) -> (bool, String, String) {
     // What all runs of this name have said is in it.
     let _ = fs::remove_file(gateway.path("check.err"));
     gateway.command(&[&["check"], arguments].concat(), &[], "check").await
@@ -414,7 +415,7 @@ async fn check_tells_a_sound_database_from_a_damaged_one() {
     gateway.measure(&device, "t", 1).await;
     let data = gateway.data().into_os_string().into_string().unwrap();
     let (sound, _, said) = check(&gateway, &["--data", &data]).await;
-    assert!(!sound && said.contains("the gateway is running: stop it, or check a copy"), "{said}");
+    assert!(!sound && said.contains("the gateway is running: stop it, or make a backup with --url"), "{said}");
     gateway.stop().await;
     let (sound, printed, said) = check(&gateway, &["--data", &data]).await;
     assert!(sound && printed.ends_with("is sound\n") && said.is_empty(), "{printed}{said}");

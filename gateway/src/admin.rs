@@ -249,6 +249,14 @@ async fn tenants_on_disk(directory: &Directory, command: &TenantCommand) -> anyh
     }
 }
 
+/// Where a [`Place`] is.
+pub(crate) enum Reached {
+    /// A running gateway, and the tenant of whoever asks it.
+    Gateway(Client, String),
+    /// The data directory of one that must not run.
+    Directory(PathBuf),
+}
+
 enum Opened {
     /// A running gateway, and the tenant of whoever asks it.
     Gateway(Client, String),
@@ -256,14 +264,22 @@ enum Opened {
 }
 
 impl Place {
-    async fn open(&self) -> anyhow::Result<Opened> {
+    pub(crate) fn reach(&self) -> anyhow::Result<Reached> {
         let Some(url) = self.url.as_ref().filter(|_| self.data.is_none()) else {
-            let data = self.data.as_deref().unwrap_or(Path::new(DEFAULT_DATA));
-            return Ok(Opened::Directory(Box::new(Directory::open(data, self.config.as_deref()).await?)));
+            return Ok(Reached::Directory(self.data.clone().unwrap_or(DEFAULT_DATA.into())));
         };
         let user = self.user.clone().context("TIDEGATE_USER or --user must say who asks")?;
         let gateway = ClientArgs { url: url.clone(), user, ca: self.ca.clone() };
-        Ok(Opened::Gateway(gateway.client()?, gateway.tenant().to_owned()))
+        Ok(Reached::Gateway(gateway.client()?, gateway.tenant().to_owned()))
+    }
+
+    async fn open(&self) -> anyhow::Result<Opened> {
+        Ok(match self.reach()? {
+            Reached::Gateway(client, tenant) => Opened::Gateway(client, tenant),
+            Reached::Directory(data) => {
+                Opened::Directory(Box::new(Directory::open(&data, self.config.as_deref()).await?))
+            }
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use tidegate::listen::ListenArgs;
 use tidegate::manage::{ConsumersArgs, TopicsArgs};
 use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
-use tidegate::upkeep::CheckArgs;
+use tidegate::upkeep::{BackupArgs, CheckArgs};
 
 /// Bodies are allocated on one thread and freed on another, which this allocator takes lightly.
 #[global_allocator]
@@ -40,6 +40,8 @@ enum Command {
     Topics(TopicsArgs),
     /// Shows what waits for consumers, and unsubscribes them.
     Consumers(ConsumersArgs),
+    /// Makes a consistent copy of the database, of a running gateway or of one that is stopped.
+    Backup(BackupArgs),
     /// Checks a database: that SQLite's structures are whole, and that what is in it fits together.
     Check(CheckArgs),
     /// Compiles a plugin from standard input to standard output, within limits. The gateway calls this itself.
@@ -63,6 +65,7 @@ fn main() -> ExitCode {
         Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
         Some(Command::Topics(args)) => run(tidegate::manage::topics(args)),
         Some(Command::Consumers(args)) => run(tidegate::manage::consumers(args)),
+        Some(Command::Backup(args)) => run(tidegate::upkeep::backup(args)),
         Some(Command::Check(args)) => run(tidegate::upkeep::check(args)),
     };
     match result {

@@ -1,23 +1,59 @@
-//! `tidegate check`: whether what is stored is sound.
+//! `tidegate backup` and `tidegate check`: a copy of all that is stored, and whether it is sound.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use tempfile::NamedTempFile;
 
-use crate::admin::print;
+use crate::admin::{Place, Reached, print};
 use crate::serve::lock;
 use crate::store::{self, FILE_NAME};
+
+/// `tidegate backup`
+#[derive(Args, Debug)]
+pub struct BackupArgs {
+    #[command(flatten)]
+    place: Place,
+    /// The file to write; it must not exist
+    file: PathBuf,
+}
 
 /// `tidegate check`
 #[derive(Args, Debug)]
 pub struct CheckArgs {
-    /// A copy of a database
+    /// A backup
     #[arg(required_unless_present = "data", conflicts_with = "data")]
     file: Option<PathBuf>,
     /// Data directory of a gateway that is not running
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+}
+
+/// Runs `tidegate backup`. The file is there when it is whole, or not at all.
+///
+/// # Errors
+/// When it exists, or cannot be written; refusals of the gateway.
+pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
+    let file = args.file;
+    if file.exists() {
+        bail!("{} exists already, and is left as it is", file.display());
+    }
+    let beside = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let unwritable = || format!("{} cannot be written", file.display());
+    // Mode 0600; it goes when it is dropped.
+    let mut unfinished = NamedTempFile::new_in(beside).with_context(unwritable)?;
+    match args.place.reach()? {
+        Reached::Gateway(client, _) => client.download("/tidegate/v1/backup", unfinished.as_file_mut()).await?,
+        Reached::Directory(data) => {
+            let _lock = hold(&data)?;
+            store::copy_stopped(&data.join(FILE_NAME), unfinished.path()).await?;
+        }
+    }
+    unfinished.as_file().sync_all().with_context(unwritable)?;
+    unfinished.persist_noclobber(&file).map_err(|error| error.error).with_context(unwritable)?;
+    File::open(beside).and_then(|directory| directory.sync_all()).with_context(unwritable)
 }
 
 /// Runs `tidegate check`: prints what is wrong.
@@ -44,9 +80,9 @@ pub async fn check(args: CheckArgs) -> anyhow::Result<()> {
 }
 
 /// The data directory of a gateway, which must not run meanwhile.
-fn hold(data: &Path) -> anyhow::Result<std::fs::File> {
+fn hold(data: &Path) -> anyhow::Result<File> {
     if !data.join(FILE_NAME).is_file() {
         bail!("{} holds no database: name another directory with --data", data.display());
     }
-    lock(data)?.context("the gateway is running: stop it, or check a copy")
+    lock(data)?.context("the gateway is running: stop it, or make a backup with --url")
 }

@@ -11,7 +11,7 @@ use crate::consumer::Busy;
 use crate::json::Invalid;
 use crate::platform::list::ListError;
 use crate::push::CreateError;
-use crate::store::StoreError;
+use crate::store::{CopyError, StoreError};
 use crate::writer::{AttachError, Refused};
 
 const INFO: &str = "https://www.cumulocity.com/guides/reference-guide/#error_reporting";
@@ -166,6 +166,22 @@ impl From<StoreError> for ApiError {
         }
         tracing::error!(%error, cause = ?error, "the store failed");
         Self::internal("the store failed")
+    }
+}
+
+impl From<CopyError> for ApiError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::NoRoom { .. } | CopyError::Full => {
+                Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", error.to_string())
+            }
+            CopyError::Busy | CopyError::Overtaken => Self::unavailable(error.to_string()),
+            CopyError::Store(error) => error.into(),
+            CopyError::Io(ref cause) => {
+                tracing::error!(%cause, "a backup could not be made");
+                Self::internal(error.to_string())
+            }
+        }
     }
 }
 

@@ -56,7 +56,13 @@ fn route(path: impl Into<Cow<'static, str>>, allowed: &'static str, methods: Met
 
 /// Where locks are taken or memory is changed.
 pub(super) fn changing_routes() -> impl Iterator<Item = Route> {
-    inventory_routes().chain(object_routes()).chain(subscription_routes()).chain(account_routes()).chain(topic_routes())
+    let backup = route("/tidegate/v1/backup", "POST", post(operator::backup));
+    inventory_routes()
+        .chain(object_routes())
+        .chain(subscription_routes())
+        .chain(account_routes())
+        .chain(topic_routes())
+        .chain([backup])
 }
 
 fn inventory_routes() -> impl Iterator<Item = Route> {

@@ -13,6 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Uri};
@@ -261,6 +262,26 @@ impl Client {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
+    /// Posts to `path` and writes the answer to `out` as it comes, however long that is. For the first byte it waits as long as the
+    /// gateway takes.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three; `io::Error` where `out` cannot be written.
+    pub(crate) async fn download(&self, path: &str, out: &mut impl io::Write) -> anyhow::Result<()> {
+        let mut connection = Connection::open(self).await?;
+        let (request, response) = connection.request(self, Method::POST, path, Bytes::new()).await?;
+        if !response.status().is_success() {
+            return Ok(read(request, response).await.map(drop)?);
+        }
+        let mut body = response.into_body();
+        while let Some(frame) = tokio::time::timeout(TIMEOUT, body.frame()).await.map_err(|_| late())? {
+            if let Ok(data) = frame.map_err(unreachable)?.into_data() {
+                out.write_all(&data)?;
+            }
+        }
+        Ok(())
+    }
+
     async fn send(&self, method: Method, path: &str, body: Bytes) -> Result<Value, Error> {
         let (request, body) = self.exchange(method, path, body).await?;
         json(request, &body)
@@ -312,6 +333,18 @@ impl Connection {
         path: &str,
         body: Bytes,
     ) -> Result<(String, Bytes), Error> {
+        let (name, response) = self.request(client, method, path, body).await?;
+        read(name, response).await
+    }
+
+    /// The name of the request, for errors, and the answer, of which the body has not been read.
+    async fn request(
+        &mut self,
+        client: &Client,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(String, Response<Incoming>), Error> {
         // The query may hold a token, which no error may show.
         let name = format!("{method} {}", path.split('?').next().unwrap_or(path));
         let request = Request::builder()
@@ -324,7 +357,7 @@ impl Connection {
             .body(Full::new(body))
             .map_err(|_| Error::Url("the path holds characters that a URL cannot carry"))?;
         self.sender.ready().await.map_err(unreachable)?;
-        read(name, self.sender.send_request(request).await.map_err(unreachable)?).await
+        Ok((name, self.sender.send_request(request).await.map_err(unreachable)?))
     }
 }
 
@@ -350,7 +383,7 @@ fn uri(url: &str) -> Result<Uri, Error> {
     }
 }
 
-async fn read(request: String, response: Response<hyper::body::Incoming>) -> Result<(String, Bytes), Error> {
+async fn read(request: String, response: Response<Incoming>) -> Result<(String, Bytes), Error> {
     let status = response.status();
     let body = match Limited::new(response.into_body(), ANSWER_BYTES).collect().await {
         Ok(body) => body.to_bytes(),

@@ -1,8 +1,10 @@
-//! Reads that may look at many rows: each is given up after a while, so that none holds up the write-ahead log for ever.
+//! Reads that may look at many rows: each is given up after a while, or when it stands in the way, so that none holds up the
+//! write-ahead log for ever.
 //!
 //! SQLite reuses the WAL from its beginning only when nobody reads from it any more; a read that never ended would let it grow
 //! until the disk is full.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -41,8 +43,13 @@ impl LongReads {
     /// # Errors
     /// `sqlx::Error::PoolTimedOut` when others have had all connections for too long.
     pub async fn begin(&self) -> sqlx::Result<PoolConnection<Sqlite>> {
+        self.begin_within(self.limit).await
+    }
+
+    /// [`LongReads::begin`] with a limit of its own.
+    pub(super) async fn begin_within(&self, limit: Duration) -> sqlx::Result<PoolConnection<Sqlite>> {
         let mut connection = self.pool.acquire().await?;
-        let (begun, limit, hurry) = (Instant::now(), self.limit, self.hurry.clone());
+        let (begun, hurry) = (Instant::now(), self.hurry.clone());
         connection.lock_handle().await?.set_progress_handler(STEPS, move || {
             let allowed = if hurry.load(Ordering::Relaxed) { SHORT.min(limit) } else { limit };
             begun.elapsed() < allowed
@@ -55,8 +62,14 @@ impl LongReads {
         self.hurry.store(hurry, Ordering::Relaxed);
     }
 
-    /// Closes the connections when their reads have ended.
+    /// The database file.
+    pub(super) fn file(&self) -> PathBuf {
+        self.pool.connect_options().get_filename().to_owned()
+    }
+
+    /// Gives the reads up and closes the connections.
     pub async fn close(&self) {
+        self.hurry(true);
         self.pool.close().await;
     }
 }

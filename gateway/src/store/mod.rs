@@ -3,6 +3,7 @@
 //! In: a [`Transaction`], all rows of one commit. Out: committed, or a [`StoreError`] and nothing written.
 //! This room knows SQL, files and how much room there is for them; it does not know what the rows mean to anybody.
 
+mod copy;
 mod examine;
 mod long_reads;
 mod size;
@@ -17,6 +18,7 @@ use sqlx::sqlite::{
 };
 use sqlx::{ConnectOptions as _, SqlitePool};
 
+pub use copy::{CopyError, copy, copy_stopped};
 pub use examine::check;
 pub use long_reads::LongReads;
 pub use size::Size;
@@ -151,6 +153,7 @@ impl Store {
             .connect()
             .await?;
         migrate(&mut connection).await?;
+        copy::remove_leftovers(dir).map_err(|error| StoreError::Unwritable(error.into()))?;
         let reading = options.read_only(true).pragma("cache_size", "-4000").pragma("temp_store", "MEMORY");
         let long_reads = LongReads::new(reading.clone(), Duration::from_secs(config.read_seconds));
         let readers = SqlitePoolOptions::new().max_connections(4).min_connections(0).connect_lazy_with(reading);
