@@ -19,7 +19,7 @@ pub(crate) fn binary() -> &'static Path {
 
 /// Builds it with a Cargo profile.
 pub(crate) fn build(profile: &str) -> Result<()> {
-    let output = Command::new(env!("CARGO"))
+    let output = Command::new("cargo")
         .args(["build", "--locked", "--bin", "tidegate", "--message-format", "json-render-diagnostics", "--profile"])
         .arg(profile)
         .current_dir(ROOT)

@@ -111,11 +111,13 @@ fn measure(folder: &Path, consumers: usize, time: Duration) -> Result<Vec<Cell>>
         system::round(system.as_ref(), &sent, time / 2).context(system.name())?;
     }
     let mut rounds: [Vec<Round>; 4] = Default::default();
-    for _ in 0..ROUNDS {
-        for (system, rounds) in systems.iter().zip(&mut rounds) {
-            let round = system::round(system.as_ref(), &sent, time).context(system.name())?;
+    for first in 0..ROUNDS {
+        // Each time another one begins.
+        for at in (0..systems.len()).map(|at| (first + at) % systems.len()) {
+            let system = systems[at].as_ref();
+            let round = system::round(system, &sent, time).context(system.name())?;
             note(&format!("  {}: {round}", system.name()));
-            rounds.push(round);
+            rounds[at].push(round);
         }
     }
     let cell = |(system, rounds): (Box<dyn System>, Vec<Round>)| {

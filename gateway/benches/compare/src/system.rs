@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::future::Future;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 
@@ -54,6 +55,8 @@ impl fmt::Display for Round {
 
 /// Publishes for `time`, and waits until every consumer has everything exactly once.
 pub(crate) fn round(system: &dyn System, sent: &Arc<SendTimes>, time: Duration) -> Result<Round> {
+    // What others have left to the kernel to write would be on the way of who flushes.
+    ensure!(Command::new("sync").status()?.success(), "the disk cannot be flushed");
     sent.clear();
     let (server, client) = (system.server().cpu(), process::cpu(OWN));
     let started = Instant::now();
