@@ -369,6 +369,10 @@ impl Run {
         stored
     }
 
+    fn refused(&self) -> usize {
+        self.sources.iter().map(|source| source.refused.len()).sum()
+    }
+
     fn accepted(&self) -> usize {
         self.sources.iter().map(|source| source.accepted.len()).sum()
     }

@@ -1,10 +1,11 @@
 //! Faults that tests ask for by environment variables. Without the feature `faults` there are none.
 
 /// A place where `TIDEGATE_FAULT=kill-at:<name>` ends the process as kill -9 would; with `kill-at:<name>:<n>` at the n-th time.
+/// `panic-at` lets the task panic there.
 #[inline]
 pub(crate) fn point(name: &str) {
     #[cfg(feature = "faults")]
-    asked::kill_at(name);
+    asked::fail_at(name);
     #[cfg(not(feature = "faults"))]
     let _ = name;
 }
@@ -20,17 +21,24 @@ mod asked {
 
     use nix::sys::signal::{Signal, raise};
 
-    pub(super) fn kill_at(name: &str) {
-        static WANTED: LazyLock<Option<(String, AtomicU64)>> = LazyLock::new(|| {
+    pub(super) fn fail_at(name: &str) {
+        struct Wanted {
+            point: String,
+            left: AtomicU64,
+            panics: bool,
+        }
+        static WANTED: LazyLock<Option<Wanted>> = LazyLock::new(|| {
             let fault = std::env::var("TIDEGATE_FAULT").ok()?;
-            let wanted = fault.strip_prefix("kill-at:")?;
-            let (name, times) = wanted.split_once(':').unwrap_or((wanted, "1"));
-            Some((name.to_owned(), AtomicU64::new(times.parse().expect("TIDEGATE_FAULT=kill-at:<name>:<n>"))))
+            let (how, at) = fault.split_once("-at:").filter(|(how, _)| matches!(*how, "kill" | "panic"))?;
+            let (point, times) = at.split_once(':').unwrap_or((at, "1"));
+            let times = times.parse().expect("TIDEGATE_FAULT=kill-at:<name>:<n>");
+            Some(Wanted { point: point.to_owned(), left: AtomicU64::new(times), panics: how == "panic" })
         });
-        if let Some((wanted, left)) = &*WANTED
-            && wanted == name
+        if let Some(Wanted { point, left, panics }) = &*WANTED
+            && point == name
             && left.fetch_sub(1, Ordering::Relaxed) == 1
         {
+            assert!(!panics, "TIDEGATE_FAULT asks for it");
             let _ = raise(Signal::SIGKILL);
         }
     }
