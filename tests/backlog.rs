@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::harness::{Consumer, Frame, Gateway, eventually, forwarded, measurement, value_of};
+use crate::harness::{Consumer, Frame, Gateway, Setup, eventually, forwarded, measurement, value_of};
 
 /// A gateway with a device whose measurements go to the topic `Sub1`.
 async fn line(config: &str) -> (Gateway, String) {
@@ -165,7 +165,11 @@ async fn a_clock_that_jumps_takes_nothing_away_and_time_passes_all_the_same() {
 
 /// A gateway whose topic evicts and tells what was missed, as a subscription asks for.
 async fn telling() -> (Gateway, String) {
-    let gateway = Gateway::start().await;
+    telling_with(Gateway::setup()).await
+}
+
+async fn telling_with(setup: Setup) -> (Gateway, String) {
+    let gateway = setup.start().await;
     let device = gateway.device("pump").await;
     let mut subscription = forwarded("Sub1", &device);
     subscription["tidegate"] = json!({"gapMessages": true});
@@ -203,6 +207,34 @@ async fn a_consumer_that_missed_something_is_told_first_until_it_acknowledges_th
     // One that keeps up has missed nothing.
     let mut live = gateway.consumer("Sub1", "live").await;
     pass(&gateway, &device, &mut live, 141..=141).await;
+}
+
+// A gap takes the id of the newest message that is lost: where that was in flight, its place in the window is free again.
+#[tokio::test]
+async fn messages_in_flight_that_are_evicted_take_no_place_in_the_window() {
+    let setup = Gateway::setup().config("[consumer]\nwindow = 10");
+    let (gateway, device) = telling_with(setup).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    for round in 1..=4 {
+        let first = round * 1000;
+        for value in first..first + 5 {
+            gateway.measure(&device, "t", value).await;
+        }
+        let in_flight = consumer.take(5).await;
+        for value in first + 5..first + 60 {
+            gateway.measure(&device, "t", value).await;
+        }
+        for frame in &in_flight {
+            consumer.ack(frame).await;
+        }
+        // The newest one comes last, after the gaps.
+        loop {
+            let frame = consumer.receive().await;
+            if frame.description != "/edge/gap/subA" && value_of(&frame.json()) == first + 59 {
+                break;
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -106,12 +106,21 @@ impl Pushes {
             let (tenant, name) = (row.try_get::<&str, _>(1)?.into(), row.try_get::<&str, _>(2)?.into());
             let topic = Arc::new(TopicKey { tenant, name, non_persistent: row.try_get(3)? });
             let consumer: Box<str> = row.try_get::<&str, _>(4)?.into();
-            let target = Target::parse(row.try_get(6)?, &Limits::default())?;
+            // As where a lower limit leaves a non-persistent topic no room. The others are not to blame.
+            let cannot = |error: String| {
+                tracing::error!(error, consumer, topic = topic.name, "a push consumer cannot go on");
+            };
+            let target = match Target::parse(row.try_get(6)?, &Limits::default()) {
+                Ok(target) => target,
+                Err(error) => {
+                    cannot(error.to_string());
+                    continue;
+                }
+            };
             let attached = match self.attach(&topic, &consumer).await {
                 Ok(attached) => attached,
-                // As where a lower limit leaves a non-persistent topic no room. The others are not to blame.
                 Err(error) => {
-                    tracing::error!(%error, consumer, topic = topic.name, "a push consumer cannot go on");
+                    cannot(error.to_string());
                     continue;
                 }
             };

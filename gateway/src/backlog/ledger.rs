@@ -10,7 +10,7 @@ use super::gap;
 use super::missed::{self, Reason};
 use super::room::{self, NoRoom, Room, Short};
 use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
-use super::staged::{self, Appended, Moved, Staged};
+use super::staged::{self, Appended, Moved, Staged, Touched};
 use super::steady::Note;
 use super::topic::{Entry, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
 use super::{Attached, Bodies, Connecting, Record, Rejected};
@@ -220,7 +220,8 @@ impl Ledger {
         for moved in staged.moved.into_values() {
             moved.missed.iter().for_each(|missed| missed::count(missed.reason, missed.messages));
             let topic = moved.topic.clone();
-            self.garbage.extend(moved.apply(&mut topic.log()));
+            let below = staged.touched.get(&topic.id).map_or(0, Touched::cut);
+            self.garbage.extend(moved.apply(&mut topic.log(), below));
         }
         for touched in staged.touched.into_values() {
             touched.topic.cut(touched.cut());

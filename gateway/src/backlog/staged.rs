@@ -228,8 +228,9 @@ impl Staged {
 }
 
 impl Moved {
-    /// The topic follows the commit. Returns ids of messages that nobody needs any more, whose rows are there still.
-    pub(super) fn apply(self, log: &mut Log) -> Vec<u64> {
+    /// The topic, of which nothing is left below `below`, follows the commit. Returns ids of messages that nobody needs any more,
+    /// whose rows are there still.
+    pub(super) fn apply(self, log: &mut Log, below: u64) -> Vec<u64> {
         let Self { consumer, cursor, ids, missed, parked, gaps, withdrawn, .. } = self;
         let garbage = match parked {
             None => {
@@ -239,6 +240,8 @@ impl Moved {
             Some(how) => log.park(&consumer, cursor, how),
         };
         if let Some(consumer) = log.consumers.get_mut(&consumer) {
+            // A gap has the id of a message that may be in flight: that has to be given up first.
+            consumer.skip_below(below);
             consumer.set_gaps(gaps, withdrawn);
         }
         garbage

@@ -621,7 +621,7 @@ impl Consumer {
     }
 
     /// No message below `below` is waited for.
-    fn skip_below(&mut self, below: u64) {
+    pub(super) fn skip_below(&mut self, below: u64) {
         let Some(connected) = &mut self.connected else { return };
         connected.group.give_up_below(below, |id| self.gaps.contains(id));
         connected.moved.send_replace(());

@@ -93,10 +93,15 @@ impl Target {
 
 fn parse_uri(text: &str) -> Result<Uri, Invalid> {
     let refused = |reason: &str| Err(Invalid::new("uri", reason));
+    let too_long = || refused(&format!("must have at most {URI_BYTES} bytes"));
     if text.len() > URI_BYTES {
-        return refused(&format!("must have at most {URI_BYTES} bytes"));
+        return too_long();
     }
     let Ok(uri) = text.parse::<Uri>() else { return refused("is not a URI") };
+    // As it is kept, it has a path.
+    if uri.to_string().len() > URI_BYTES {
+        return too_long();
+    }
     let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https"))) else {
         return refused("must begin with https:// or http:// and a host");
     };
@@ -449,6 +454,8 @@ mod tests {
         let long = |bytes: usize| format!(r#"{{"uri":"https://a.example/{}"}}"#, "x".repeat(bytes - 18));
         assert!(parse(&long(URI_BYTES)).is_ok());
         assert!(parse(&long(URI_BYTES + 1)).unwrap_err().contains("at most 2048"));
+        let without_path = format!(r#"{{"uri":"https://a.example?{}"}}"#, "x".repeat(URI_BYTES - 18));
+        assert!(parse(&without_path).unwrap_err().contains("at most 2048"));
         let many = |count: usize| {
             let headers: Vec<_> = (0..count).map(|at| format!(r#""x-{at}":"""#)).collect();
             parse(&format!(r#"{{"uri":"https://a.example","headers":{{{}}}}}"#, headers.join(",")))
