@@ -399,6 +399,19 @@ async fn kill_9_under_load_loses_nothing_and_keeps_every_order() {
     nothing_violated(seed, accepted, &run.finish().await);
 }
 
+// `store.durability = "second"`: "an end of the process takes nothing that was answered", flushed or not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_9_loses_nothing_that_was_only_written() {
+    let mut run = Run::new(Gateway::setup().config("[store]\ndurability = 'second'")).await;
+    let seed = run.dice.seed();
+    for _ in 0..2 {
+        run.round().await;
+    }
+    let accepted = run.accepted();
+    assert!(accepted > 0, "there was no load");
+    nothing_violated(seed, accepted, &run.finish().await);
+}
+
 #[track_caller]
 fn nothing_violated(seed: u64, accepted: usize, violations: &[String]) {
     let shown = &violations[..violations.len().min(20)];
