@@ -199,7 +199,7 @@ async fn a_consumer_that_missed_something_is_told_first_until_it_acknowledges_th
         assert!(frames.is_sorted_by_key(Frame::message_id));
         away.close().await;
     }
-    let mut away = gateway.consumer("Sub1", "away").await;
+    let mut away = gateway.reconnect("Sub1", "away").await;
     away.receive().await;
     away.close().await;
     let mut away = gateway.reconnect("Sub1", "away").await;
