@@ -207,6 +207,8 @@ struct Run {
     gateway: Gateway,
     dice: Dice,
     sources: Vec<Source>,
+    /// A device whose one message comes last.
+    last: String,
     ledgers: Vec<Ledger>,
     guests: Vec<(String, Guest)>,
     violations: Vec<String>,
@@ -233,11 +235,13 @@ impl Run {
             let mode = if number % 2 == 0 { "TRANSIENT" } else { "PERSISTENT" };
             sources.push(Source { id, mode, next: 1, accepted: Vec::new(), refused: Vec::new() });
         }
+        let last = gateway.device("last").await;
+        gateway.subscribe(&filtered(&last)).await;
         gateway.subscribe(&of_tenant("CrashAll", &["measurements"])).await;
         let ledgers = [("CrashAll", "one"), ("CrashAll", "two"), ("CrashB", "one")];
         let ledgers = ledgers.map(|(topic, name)| Ledger::new(topic, name)).into();
         let (guests, violations) = (Vec::new(), Vec::new());
-        Self { gateway, dice: Dice::new(SEED), sources, ledgers, guests, violations, ballast: 0, away: None }
+        Self { gateway, dice: Dice::new(SEED), sources, last, ledgers, guests, violations, ballast: 0, away: None }
     }
 
     /// Load, and a kill in the middle of it.
@@ -322,16 +326,18 @@ impl Run {
 
     /// Lets the consumers catch up and returns what was violated.
     async fn finish(mut self) -> Vec<String> {
-        let last = self.gateway.device("last").await;
-        self.gateway.subscribe(&filtered(&last)).await;
-        let mut consumers = Vec::new();
+        let mut drains = JoinSet::new();
         for ledger in self.ledgers.drain(..) {
-            consumers.push((self.gateway.consumer(ledger.topic, ledger.name).await, ledger));
+            let (consumer, last) = (self.gateway.consumer(ledger.topic, ledger.name).await, self.last.clone());
+            drains.spawn(async move { drain(consumer, ledger, &last).await });
         }
-        self.gateway.post_measurement(&measurement(&last, "b", 0)).await.expect(201);
+        let last = measurement(&self.last, "b", 0);
+        eventually("there is room for the last message", async || {
+            (self.gateway.post_measurement(&last).await.status == 201).then_some(())
+        })
+        .await;
         let mut violations = std::mem::take(&mut self.violations);
-        for (consumer, ledger) in consumers {
-            let mut ledger = drain(consumer, ledger, &last).await;
+        for mut ledger in drains.join_all().await {
             ledger.finished(&self.sources);
             violations.append(&mut ledger.violations);
             let mut again = self.gateway.reconnect(ledger.topic, ledger.name).await;
