@@ -75,6 +75,32 @@ async fn a_forgotten_consumer_fills_its_topic_until_it_is_unsubscribed() {
     gateway.post(EVENTS, &refused).await.expect(201);
 }
 
+// Whatever is done at the quota: nobody's acknowledgements make room for it.
+#[tokio::test]
+async fn a_request_larger_than_the_quota_says_so_and_its_alarm_stays() {
+    let gateway = Gateway::with("[backlog]\nquota_bytes = 500").await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&of_object("Sub1", &device, &["events"])).await;
+    gateway.consumer("Sub1", "subA").await.close().await;
+    gateway.post(EVENTS, &event(&device, "t", "x")).await.expect(201);
+    let topic = "/tidegate/v1/topics/persistent/Sub1";
+    for policy in ["park", "evict-oldest", "reject"] {
+        gateway.put(topic, &json!({"onFull": policy})).await.expect(200);
+        let said = gateway
+            .post(EVENTS, &large(&device, 1))
+            .await
+            .error(500, "topic 'Sub1' leaves no room (the request needs ");
+        assert!(said.contains(" bytes of a quota of 500): raise the quota (PUT "), "{policy}: {said}");
+    }
+    eventually("the alarm", async || (alarms(&gateway).await.len() == 1).then_some(())).await;
+    tokio::time::sleep(Duration::from_millis(2500)).await;
+    let alarm = &alarms(&gateway).await[0];
+    assert_eq!((&alarm["status"], &alarm["count"]), (&json!("ACTIVE"), &json!(1)));
+    assert!(alarm["text"].as_str().unwrap().contains("the request needs "), "{alarm}");
+    gateway.put(topic, &json!({"quotaBytes": 8192})).await.expect(200);
+    eventually("it is cleared", async || (alarms(&gateway).await[0]["status"] == "CLEARED").then_some(())).await;
+}
+
 // Reports, row 22: users of the platform asked for an alarm when the quota blocks publishing.
 #[tokio::test]
 async fn a_full_topic_raises_one_alarm_which_is_cleared_when_there_is_room() {
@@ -133,13 +159,25 @@ async fn a_full_topic_raises_one_alarm_which_is_cleared_when_there_is_room() {
     .await;
     assert_eq!(states, ["CLEARED", "ACTIVE"]);
     assert_eq!(alarms(&gateway).await.iter().map(|alarm| alarm["count"].as_u64().unwrap()).sum::<u64>(), 2);
-    fill(&gateway, &pump, "PERSISTENT").await;
-    let raised = eventually("a new alarm", async || {
-        let alarms = alarms(&gateway).await;
-        (alarms.len() == 3).then_some(alarms)
-    })
-    .await;
-    assert!(raised.iter().all(|alarm| alarm["source"]["id"] == source), "{raised:?}");
+    // However soon it is full again.
+    let topic = "/tidegate/v1/topics/persistent/FullA";
+    for count in [3, 4] {
+        gateway.put(topic, &json!({"onFull": "reject"})).await.expect(200);
+        fill(&gateway, &pump, "PERSISTENT").await;
+        let raised = eventually("a new alarm", async || {
+            let alarms = alarms(&gateway).await;
+            (alarms.len() == count).then_some(alarms)
+        })
+        .await;
+        assert!(raised.iter().all(|alarm| alarm["source"]["id"] == source), "{raised:?}");
+        // One that gives up its oldest refuses nothing, however full it is.
+        gateway.put(topic, &json!({"onFull": "evict-oldest"})).await.expect(200);
+        eventually("it is cleared", async || {
+            let alarms = alarms(&gateway).await;
+            (alarms.iter().filter(|alarm| alarm["status"] == "ACTIVE").count() == 1).then_some(())
+        })
+        .await;
+    }
 }
 
 // Nobody who is told of an alarm may be the cause of the next one.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::{ApiError, App, Caller, alarms, identity, inventory, json_limits};
 use crate::auth::{Principal, Roles};
-use crate::backlog::{Rejected, TopicKey};
+use crate::backlog::{OnFull, Policy, Rejected, TopicKey};
 use crate::json::Members;
 use crate::message::{Action, Tenant};
 use crate::pipeline::Request;
@@ -25,9 +25,9 @@ use crate::writer::Change;
 
 /// Pause between two looks at the topics.
 const PERIOD: Duration = Duration::from_secs(1);
-/// A topic raises its alarm at most this often.
+/// An open alarm counts up at most this often, and a refusal is over when none has followed for so long.
 const AGAIN: Duration = Duration::from_secs(60);
-/// The alarm is cleared when so much of the quota is left, in percent.
+/// The alarm is cleared when at least so much of the quota is left, in percent.
 const ROOM_PERCENT: u64 = 20;
 /// Types of these alarms begin so; the topic's name follows, so that two full topics have two alarms.
 const KIND: &str = "tidegate_BacklogQuota_";
@@ -47,15 +47,20 @@ pub(crate) async fn watch(app: Arc<App>, base_url: String) {
     }
 }
 
-/// Topics with an open alarm, or with one that was raised within [`AGAIN`].
+/// Topics that refuse, and those with an open alarm.
 struct Alarms {
     app: Arc<App>,
     base_url: String,
     known: HashMap<Arc<TopicKey>, Known>,
 }
 
+#[derive(Default)]
 struct Known {
-    /// When it was raised last; `None`: by an earlier process.
+    /// When it refused last, and for how many bytes it had no room; `None`: it did in an earlier process.
+    refused: Option<(Instant, u64)>,
+    /// What the alarm does not tell yet.
+    untold: Option<Rejected>,
+    /// When the alarm was raised last.
     raised: Option<Instant>,
     is_open: bool,
 }
@@ -64,34 +69,52 @@ impl Known {
     fn is_recent(&self) -> bool {
         self.raised.is_some_and(|raised| raised.elapsed() < AGAIN)
     }
+
+    /// Bytes that have to find room before all is well: those that were refused last, if that is not long ago.
+    fn need(&self) -> u64 {
+        self.refused.filter(|(at, _)| at.elapsed() < AGAIN).map_or(0, |(_, need)| need)
+    }
 }
 
 impl Alarms {
     async fn round(&mut self) {
-        let due = self.app.writer.full().take(|topic| !self.known.get(topic).is_some_and(Known::is_recent));
-        for refusal in due {
-            let topic = &refusal.topic;
-            // What fails is tried again when the topic refuses the next time.
-            if went_well(&topic.tenant, "raised", self.raise(&refusal).await) {
-                self.known.insert(topic.clone(), Known { raised: Some(Instant::now()), is_open: true });
-            }
+        for refusal in self.app.writer.full().take() {
+            self.note(refusal);
         }
-        let open = self.known.iter().filter(|(_, known)| known.is_open).map(|(topic, _)| topic.clone());
-        for topic in open.collect::<Vec<_>>() {
-            if self.has_room(&topic)
-                && went_well(&topic.tenant, "cleared", self.clear(&topic).await)
-                && let Some(known) = self.known.get_mut(&topic)
+        for (topic, mut known) in std::mem::take(&mut self.known) {
+            if self.has_room(&topic, known.need()) {
+                if !known.is_open || went_well(&topic.tenant, "cleared", self.clear(&topic).await) {
+                    continue;
+                }
+            } else if !(known.is_open && known.is_recent())
+                && let Some(refusal) = known.untold.take()
+                // What fails is tried again when the topic refuses the next time.
+                && went_well(&topic.tenant, "raised", self.raise(&refusal).await)
             {
-                known.is_open = false;
+                (known.raised, known.is_open) = (Some(Instant::now()), true);
             }
+            self.known.insert(topic, known);
         }
-        self.known.retain(|_, known| known.is_open || known.is_recent());
     }
 
-    fn has_room(&self, topic: &TopicKey) -> bool {
-        let quota = self.app.topics.policy(topic).quota_bytes;
-        let used = self.app.topics.get(topic).map_or(0, |topic| topic.bytes());
-        used <= quota * (100 - ROOM_PERCENT) / 100
+    fn note(&mut self, refusal: Rejected) {
+        let (topic, need) = (refusal.topic.clone(), refusal.need);
+        if !self.known.contains_key(&topic) && self.has_room(&topic, need) {
+            return;
+        }
+        let known = self.known.entry(topic).or_default();
+        known.refused = Some((Instant::now(), need));
+        known.untold = Some(refusal);
+    }
+
+    /// Whether a request of `need` bytes is not refused, nor those that follow soon.
+    fn has_room(&self, topic: &TopicKey, need: u64) -> bool {
+        let Policy { quota_bytes, on_full, .. } = self.app.topics.policy(topic);
+        let Some(topic) = self.app.topics.get(topic) else { return true };
+        match on_full {
+            OnFull::Reject => topic.bytes() + need.max(quota_bytes * ROOM_PERCENT / 100) <= quota_bytes,
+            OnFull::EvictOldest | OnFull::Park => need <= quota_bytes,
+        }
     }
 
     async fn raise(&self, refusal: &Rejected) -> Result<(), ApiError> {
@@ -172,6 +195,6 @@ async fn open(store: &SqlitePool) -> sqlx::Result<HashMap<Arc<TopicKey>, Known>>
         let name = kind.strip_prefix(KIND)?.into();
         Some(Arc::new(TopicKey { tenant: tenant.as_str().into(), name, non_persistent: false }))
     };
-    let known = || Known { raised: None, is_open: true };
+    let known = || Known { is_open: true, ..Known::default() };
     Ok(rows.iter().filter_map(topic).map(|topic| (topic, known())).collect())
 }

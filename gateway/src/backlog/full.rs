@@ -9,9 +9,9 @@ use crate::time::span;
 /// Why a request's messages were not appended: a topic's backlog is at its quota (seed 000, "Message backlog quota").
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the backlog quota of topic '{}' leaves no room ({used} of {quota} bytes are used): {}raise the quota \
-     (PUT /tidegate/v1/topics/persistent/{})",
+    "the backlog quota of topic '{}' leaves no room ({}): {}raise the quota (PUT /tidegate/v1/topics/persistent/{})",
     topic.name,
+    self.shortage(),
     holder.as_ref().map_or_else(String::new, Holder::advice),
     topic.name
 )]
@@ -22,7 +22,9 @@ pub struct Rejected {
     pub used: u64,
     /// Bytes that may wait.
     pub quota: u64,
-    /// There unless nothing waits, and a message alone is too large.
+    /// Bytes of the request's messages for the topic.
+    pub need: u64,
+    /// There unless the request alone is too large.
     pub holder: Option<Holder>,
 }
 
@@ -37,12 +39,23 @@ pub struct Holder {
 
 impl Rejected {
     /// A refusal of the topic as it is now.
-    pub(super) fn new(topics: &Topics, topic: &Arc<TopicKey>, used: u64, quota: u64) -> Self {
-        let consumers = topics.topic_figures(topic).map_or_else(Vec::new, |figures| figures.consumers);
+    pub(super) fn new(topics: &Topics, topic: &Arc<TopicKey>, used: u64, quota: u64, need: u64) -> Self {
+        // Whoever consumes makes no room for what is larger than the quota.
+        let figures = topics.topic_figures(topic).filter(|_| need <= quota);
+        let consumers = figures.map_or_else(Vec::new, |figures| figures.consumers);
         let oldest = consumers.into_iter().filter_map(|consumer| Some((consumer.oldest_age_ms?, consumer)));
         let holder = oldest.max_by_key(|(age_ms, consumer)| (*age_ms, consumer.backlog_messages));
         let holder = holder.map(|(age_ms, consumer)| Holder { consumer: consumer.name, age_ms });
-        Self { topic: topic.clone(), used, quota, holder }
+        Self { topic: topic.clone(), used, quota, need, holder }
+    }
+
+    fn shortage(&self) -> String {
+        let Self { used, quota, need, .. } = self;
+        if need > quota {
+            format!("the request needs {need} bytes of a quota of {quota}")
+        } else {
+            format!("{used} of {quota} bytes are used")
+        }
     }
 }
 
@@ -66,9 +79,9 @@ impl FullTopics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(refusal.topic.clone(), refusal.clone());
     }
 
-    /// Takes the refusals of those topics that are wanted now; the others stay.
-    pub fn take(&self, wanted: impl Fn(&TopicKey) -> bool) -> Vec<Rejected> {
+    /// Takes them all.
+    pub fn take(&self) -> Vec<Rejected> {
         let mut refusals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        refusals.extract_if(|topic, _| wanted(topic)).map(|(_, refusal)| refusal).collect()
+        refusals.drain().map(|(_, refusal)| refusal).collect()
     }
 }

@@ -138,7 +138,7 @@ impl Ledger {
                 Err(Short::Later) => return Err(NoRoom::Later),
                 Err(Short::Full { .. }) if skip_full => drop(full.insert(topic.id)),
                 Err(Short::Full { used, quota }) => {
-                    return Err(NoRoom::Rejected(Rejected::new(&self.topics, topic.key(), used, quota)));
+                    return Err(NoRoom::Rejected(Rejected::new(&self.topics, topic.key(), used, quota, need)));
                 }
             }
         }

@@ -117,7 +117,7 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
         ..records(vec![record(&free, 10), record(&full, 60), record(&full, 60)])
     };
     let Err(Refused::Rejected(refusal)) = gateway.writer.commit(change).await else { panic!("it was not refused") };
-    assert_eq!((&refusal.topic, refusal.used, refusal.quota), (&full, 900, QUOTA));
+    assert_eq!((&refusal.topic, refusal.used, refusal.quota, refusal.need), (&full, 900, QUOTA, 120));
     assert_eq!(&*refusal.holder.unwrap().consumer, "c");
     assert_eq!(gateway.count("SELECT count(*) FROM measurement").await, 1);
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1);
