@@ -280,6 +280,15 @@ async fn the_log_says_in_fields_who_came_and_why_they_went() {
     }
 }
 
+#[tokio::test]
+async fn the_log_warns_of_what_a_power_cut_would_take() {
+    for (durability, warnings) in [("commit", 0), ("second", 1)] {
+        let gateway = Gateway::with(&format!("[store]\ndurability = '{durability}'")).await;
+        let log = gateway.stderr();
+        assert_eq!(log.matches("store.durability is second").count(), warnings, "{log}");
+    }
+}
+
 // Passwords, tokens and bodies stay out of the log even where it says everything that the gateway itself can say.
 #[tokio::test]
 async fn the_log_holds_no_secrets_and_no_line_for_each_message() {

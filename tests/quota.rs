@@ -178,6 +178,10 @@ async fn a_full_topic_raises_one_alarm_which_is_cleared_when_there_is_room() {
         })
         .await;
     }
+    for line in ["a topic refuses messages", "a topic has room again"] {
+        let told = gateway.stderr().lines().filter(|told| told.contains(line) && told.contains("FullA")).count();
+        assert_eq!(told, 3, "{line}: {}", gateway.stderr());
+    }
 }
 
 // Nobody who is told of an alarm may be the cause of the next one.

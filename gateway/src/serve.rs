@@ -20,7 +20,7 @@ use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KeyKind, Roles,
 use crate::auth::{generate_password, hash_password};
 use crate::backlog::{BacklogLimits, Ledger};
 use crate::clock::Clock;
-use crate::config::{self, Config, ListenAddr};
+use crate::config::{self, Config, Durability, ListenAddr};
 use crate::consumer::GroupLimits;
 use crate::dispatch::Epochs;
 use crate::http::{ConnectionLimits, Http};
@@ -240,6 +240,9 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let clock = Clock::system();
     // Before anything is written, since it may be refused.
     let key = SigningKey::open(data, KeyKind::Consumer)?;
+    if config.store.durability == Durability::Second {
+        tracing::warn!("store.durability is second: a power cut takes what was stored in the second before it");
+    }
     let unusable = || format!("the database in {} cannot be used", data.display());
     let Store { writer: mut writing, readers, long_reads } =
         Store::open(data, &config.store).await.with_context(unusable)?;

@@ -84,6 +84,7 @@ impl Alarms {
         for (topic, mut known) in std::mem::take(&mut self.known) {
             if self.has_room(&topic, known.need()) {
                 if !known.is_open || went_well(&topic.tenant, "cleared", self.clear(&topic).await) {
+                    tracing::info!(tenant = %topic.tenant, topic = %topic.name, "a topic has room again");
                     continue;
                 }
             } else if !(known.is_open && known.is_recent())
@@ -102,8 +103,10 @@ impl Alarms {
         if !self.known.contains_key(&topic) && self.has_room(&topic, need) {
             return;
         }
-        let known = self.known.entry(topic).or_default();
-        known.refused = Some((Instant::now(), need));
+        let known = self.known.entry(topic.clone()).or_default();
+        if known.refused.replace((Instant::now(), need)).is_none() {
+            tracing::warn!(tenant = %topic.tenant, topic = %topic.name, reason = %refusal, "a topic refuses messages");
+        }
         known.untold = Some(refusal);
     }
 
