@@ -385,8 +385,11 @@ async fn the_commands_show_and_change_the_same() {
     let (_, out, _) = run(&["consumers", "--json"]).await;
     let all: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(all["topics"][0]["consumers"][0]["name"], "subA");
-    let (done, _, said) = run(&["consumers", "remove", "--topic", "pumps", "subA"]).await;
+    // Flags may stand anywhere.
+    let (done, _, said) = run(&["consumers", "--topic", "pumps", "remove", "subA"]).await;
     assert!(done, "{said}");
+    let (done, _, said) = run(&["consumers", "remove", "subA"]).await;
+    assert!(!done && said.contains("--topic must say"), "{said}");
     assert_eq!(run(&["consumers"]).await.1.lines().count(), 1);
     let (done, _, said) = run(&["consumers", "remove", "--topic", "pumps", "subA"]).await;
     assert!(!done && said.contains("no subscriber 'subA'"), "{said}");
@@ -399,4 +402,9 @@ async fn the_commands_show_and_change_the_same() {
         .expect(201);
     let (_, out, _) = run(&["topics", "--tenant", "plant1"]).await;
     assert!(out.contains("theirs") && !out.contains("pumps"), "{out}");
+    let (_, out, said) = run(&["topics", "set", "theirs", "--quota-bytes", "4321", "--tenant", "plant1"]).await;
+    assert!(out.contains("4321"), "{out}{said}");
+    let (_, out, said) = run(&["user", "list", "--tenant", "edge"]).await;
+    assert!(out.contains("admin\t"), "{out}{said}");
+    assert!(run(&["tenant", "list", "--url", &url]).await.0);
 }

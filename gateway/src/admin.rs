@@ -26,19 +26,19 @@ use crate::store::{FILE_NAME, Statement, Store, Transaction};
 #[derive(Args, Debug)]
 pub struct Place {
     /// Base URL of a running gateway, which is asked in place of the data directory
-    #[arg(long, env = "TIDEGATE_URL")]
+    #[arg(long, global = true, env = "TIDEGATE_URL")]
     pub url: Option<String>,
     /// With a URL, who asks: `tenant/user`; the password is read from TIDEGATE_PASSWORD
-    #[arg(long, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
+    #[arg(long, global = true, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
     pub user: Option<String>,
     /// For https: trust the certificates in this PEM file, in place of those that the system trusts
-    #[arg(long, env = "TIDEGATE_CA", value_name = "FILE")]
+    #[arg(long, global = true, env = "TIDEGATE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
     /// Data directory of a gateway that is not running (default tidegate-data); a URL in the environment does not count then
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, global = true, value_name = "DIR")]
     pub data: Option<PathBuf>,
     /// With a data directory: the gateway's configuration file, for its limits
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, global = true, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
@@ -48,7 +48,7 @@ pub struct UserArgs {
     #[command(flatten)]
     place: Place,
     /// The tenant (default: with a URL that of the user who asks, else edge)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME")]
     tenant: Option<String>,
     #[command(subcommand)]
     command: UserCommand,

@@ -1,5 +1,6 @@
 //! `tidegate topics` and `tidegate consumers`: how topics and consumers of a running gateway fare, and what is set for them.
 
+use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
@@ -16,10 +17,10 @@ struct Place {
     #[command(flatten)]
     gateway: ClientArgs,
     /// The tenant (default: that of the user who asks)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME")]
     tenant: Option<String>,
     /// Prints the answer of the gateway as JSON
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
 }
 
@@ -59,7 +60,7 @@ pub struct ConsumersArgs {
     #[command(flatten)]
     place: Place,
     /// Only those of this topic
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, global = true, value_name = "NAME")]
     topic: Option<String>,
     #[command(subcommand)]
     command: Option<ConsumersCommand>,
@@ -69,9 +70,6 @@ pub struct ConsumersArgs {
 enum ConsumersCommand {
     /// Unsubscribes a consumer; what waits for it alone is deleted
     Remove {
-        /// The topic
-        #[arg(long, value_name = "NAME")]
-        topic: String,
         /// Of the non-persistent topic of that name
         #[arg(long)]
         non_persistent: bool,
@@ -107,7 +105,8 @@ pub async fn topics(args: TopicsArgs) -> anyhow::Result<()> {
 pub async fn consumers(args: ConsumersArgs) -> anyhow::Result<()> {
     let ConsumersArgs { place, topic, command } = args;
     let client = place.gateway.client()?;
-    if let Some(ConsumersCommand::Remove { topic, non_persistent, name }) = command {
+    if let Some(ConsumersCommand::Remove { non_persistent, name }) = command {
+        let topic = topic.context("--topic must say of which topic it is a consumer")?;
         let tenant = place.tenant.as_deref().unwrap_or(place.gateway.tenant());
         let persistence = if non_persistent { "non-persistent" } else { "persistent" };
         let (topic, name) = (path_segment(&topic), path_segment(&name));

@@ -109,13 +109,13 @@ pub fn is_transient(status: StatusCode) -> bool {
 #[derive(clap::Args, Clone, Debug)]
 pub struct ClientArgs {
     /// Base URL of the gateway
-    #[arg(long, env = "TIDEGATE_URL", default_value = "http://127.0.0.1:8080")]
+    #[arg(long, global = true, env = "TIDEGATE_URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
     /// Who asks: `tenant/user`; the password is read from TIDEGATE_PASSWORD
-    #[arg(long, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
+    #[arg(long, global = true, required = false, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
     pub user: String,
     /// For https: trust the certificates in this PEM file, in place of those that the system trusts
-    #[arg(long, env = "TIDEGATE_CA", value_name = "FILE")]
+    #[arg(long, global = true, env = "TIDEGATE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
 
