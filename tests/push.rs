@@ -419,6 +419,8 @@ async fn a_consumer_that_is_not_connected_is_taken_over_with_what_waits_for_it()
     })
     .await;
     assert_eq!(values(&endpoint.take(4).await), [2, 4, 5, 6]);
+    let topic = gateway.get("/tidegate/v1/topics/persistent/Sub1").await.expect(200).json();
+    assert_eq!(topic["consumers"][0]["push"], true, "{topic}");
 }
 
 #[tokio::test]

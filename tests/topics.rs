@@ -366,31 +366,50 @@ async fn the_commands_show_and_change_the_same() {
     assert_eq!(lines.len(), 3, "{out}");
     assert_eq!(lines[1][..7], ["pumps", "persistent", "reject", "1", "1", "0", "1"], "{out}");
     assert_eq!(lines[2][..7], ["x", "persistent", "reject", "1", "0", "0", "0"], "{out}");
+    assert_eq!(lines[1][8..12], ["26214400", "1", "d", "12"], "{out}");
     let lengths: Vec<_> = out.lines().map(|line| line.chars().count()).collect();
     assert!(lengths.iter().all(|length| *length == lengths[0]), "{out}");
 
-    let (_, out, said) = run(&["topics", "set", "pumps", "--quota-bytes", "5000", "--on-full", "evict-oldest"]).await;
-    assert!(out.contains("5000") && out.contains("evict-oldest"), "{out}{said}");
+    let (_, out, said) = run(&[
+        "topics",
+        "set",
+        "pumps",
+        "--quota-bytes",
+        "5000",
+        "--on-full",
+        "evict-oldest",
+        "--ttl-seconds",
+        "77",
+        "--gap-messages",
+        "true",
+    ])
+    .await;
+    assert!(
+        ["5000", "1 min 17 s", "true"].iter().all(|cell| out.contains(cell)) && out.contains("evict-oldest"),
+        "{out}{said}"
+    );
     let (done, out, said) = run(&["topics", "--json", "set", "pumps", "--quota-bytes", "default"]).await;
     assert!(done, "{said}");
     let set: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(set["settings"], json!({"onFull": "evict-oldest"}));
+    assert_eq!(set["settings"], json!({"onFull": "evict-oldest", "ttlSeconds": 77, "gapMessages": true}));
     let (done, _, said) = run(&["topics", "set", "pumps", "--on-full", "explode"]).await;
     assert!(!done && said.contains("onFull: must be reject"), "{said}");
 
     let (_, out, said) = run(&["consumers", "--topic", "pumps"]).await;
     let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines.len(), 2, "{out}{said}");
-    assert_eq!(lines[1][..6], ["pumps", "persistent", "subA", "-", "0", "1"], "{out}");
+    assert_eq!(lines[1][..7], ["pumps", "persistent", "subA", "-", "-", "0", "1"], "{out}");
     let (_, out, _) = run(&["consumers", "--json"]).await;
     let all: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(all["topics"][0]["consumers"][0]["name"], "subA");
     // Flags may stand anywhere.
     let (done, _, said) = run(&["consumers", "--topic", "pumps", "remove", "subA"]).await;
     assert!(done, "{said}");
+    assert_eq!(run(&["consumers"]).await, (true, String::new(), "there are no consumers\n".to_owned()));
+    let (done, out, said) = run(&["consumers", "--topic", "nosuch"]).await;
+    assert!(!done && out.is_empty() && said.contains("there is no topic 'nosuch'"), "{out}{said}");
     let (done, _, said) = run(&["consumers", "remove", "subA"]).await;
     assert!(!done && said.contains("--topic must say"), "{said}");
-    assert_eq!(run(&["consumers"]).await.1.lines().count(), 1);
     let (done, _, said) = run(&["consumers", "remove", "--topic", "pumps", "subA"]).await;
     assert!(!done && said.contains("no subscriber 'subA'"), "{said}");
 
@@ -404,6 +423,9 @@ async fn the_commands_show_and_change_the_same() {
     assert!(out.contains("theirs") && !out.contains("pumps"), "{out}");
     let (_, out, said) = run(&["topics", "set", "theirs", "--quota-bytes", "4321", "--tenant", "plant1"]).await;
     assert!(out.contains("4321"), "{out}{said}");
+    gateway.tenant("plant2").await;
+    let (done, out, said) = run(&["topics", "--tenant", "plant2"]).await;
+    assert!(done && out.is_empty() && said == "there are no topics\n", "{out}{said}");
     let (_, out, said) = run(&["user", "list", "--tenant", "edge"]).await;
     assert!(out.contains("admin\t"), "{out}{said}");
     assert!(run(&["tenant", "list", "--url", &url]).await.0);

@@ -1,6 +1,8 @@
 //! `tidegate topics` and `tidegate consumers`: how topics and consumers of a running gateway fare, and what is set for them.
 
-use anyhow::Context as _;
+use std::io::{self, Write as _};
+
+use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
@@ -59,7 +61,7 @@ enum TopicsCommand {
 pub struct ConsumersArgs {
     #[command(flatten)]
     place: Place,
-    /// Only those of this topic
+    /// Only those of this topic; `remove` needs it
     #[arg(long, global = true, value_name = "NAME")]
     topic: Option<String>,
     #[command(subcommand)]
@@ -87,7 +89,7 @@ pub async fn topics(args: TopicsArgs) -> anyhow::Result<()> {
     let client = place.gateway.client()?;
     let Some(TopicsCommand::Set { name, quota_bytes, ttl_seconds, on_full, gap_messages }) = command else {
         let topics = place.topics(&client).await?;
-        return if place.json { print(&[json!({"topics": topics})]) } else { print(&topic_table(&topics)) };
+        return place.show(json!({"topics": topics}), &topic_table(&topics), "there are no topics");
     };
     let members =
         [("quotaBytes", quota_bytes), ("ttlSeconds", ttl_seconds), ("onFull", on_full), ("gapMessages", gap_messages)];
@@ -117,18 +119,36 @@ pub async fn consumers(args: ConsumersArgs) -> anyhow::Result<()> {
         return Ok(client.delete(&path).await?);
     }
     let mut topics = place.topics(&client).await?;
-    topics.retain(|one| one["figures"]["consumers"] != 0 && topic.as_ref().is_none_or(|topic| one["name"] == **topic));
+    if let Some(topic) = &topic {
+        topics.retain(|one| one["name"] == **topic);
+        if topics.is_empty() {
+            bail!("there is no topic '{topic}'");
+        }
+    }
+    topics.retain(|one| one["figures"]["consumers"] != 0);
     for topic in &mut topics {
         let (persistence, name) = (text(&topic["persistence"]), path_segment(text(&topic["name"])));
         *topic = client.get(&place.path(&format!("{TOPICS}/{persistence}/{name}"))).await?;
     }
-    if place.json { print(&[json!({"topics": topics})]) } else { print(&consumer_table(&topics)) }
+    let table = consumer_table(&topics);
+    place.show(json!({"topics": topics}), &table, "there are no consumers")
 }
 
 impl Place {
     /// The topics of all pages.
     async fn topics(&self, client: &Client) -> anyhow::Result<Vec<Value>> {
         Ok(client.pages(&self.path(TOPICS), "topics").await?)
+    }
+
+    /// Prints the answer or its table; of an empty one it says `none` on standard error, so that no output means no rows.
+    fn show(&self, answer: Value, table: &[String], none: &str) -> anyhow::Result<()> {
+        if self.json {
+            return print(&[answer]);
+        }
+        if table.len() > 1 {
+            return print(table);
+        }
+        writeln!(io::stderr(), "{none}").context("standard error cannot be written")
     }
 
     fn path(&self, path: &str) -> String {
@@ -158,6 +178,8 @@ fn topic_table(topics: &[Value]) -> Vec<String> {
         "MESSAGES",
         "BYTES",
         "QUOTA",
+        "TTL",
+        "GAP",
         "OLDEST",
         "EXPIRES IN",
         "IN/S",
@@ -172,7 +194,7 @@ fn topic_table(topics: &[Value]) -> Vec<String> {
             cell(&topic["subscriptions"]),
         ];
         row.extend(["consumers", "clients", "messages", "bytes"].map(|name| cell(&figures[name])));
-        row.push(cell(&policy["quotaBytes"]));
+        row.extend([cell(&policy["quotaBytes"]), age(&policy["ttlSeconds"]), cell(&policy["gapMessages"])]);
         row.extend(["oldestAgeSeconds", "expiresInSeconds"].map(|name| age(&figures[name])));
         row.extend(["rateIn", "rateOut"].map(|name| cell(&figures[name])));
         row
@@ -185,6 +207,7 @@ fn consumer_table(topics: &[Value]) -> Vec<String> {
         "TOPIC",
         "PERSISTENCE",
         "CONSUMER",
+        "STATE",
         "LAST ACK",
         "CLIENTS",
         "MESSAGES",
@@ -196,18 +219,19 @@ fn consumer_table(topics: &[Value]) -> Vec<String> {
     let rows = topics.iter().flat_map(|topic| {
         topic["consumers"].as_array().into_iter().flatten().map(move |consumer| {
             let mut row = vec![cell(&topic["name"]), cell(&topic["persistence"]), cell(&consumer["name"])];
-            row.push(if consumer["parked"] == true {
-                "parked".to_owned()
-            } else {
-                cell(&consumer["lastAcknowledged"])
-            });
+            row.extend([state(consumer), cell(&consumer["lastAcknowledged"])]);
             row.extend(["clients", "messages", "bytes"].map(|name| cell(&consumer[name])));
             row.extend(["oldestAgeSeconds", "expiresInSeconds"].map(|name| age(&consumer[name])));
             row.push(cell(&consumer["ackRate"]));
             row
         })
     });
-    table(HEAD, 4, rows)
+    table(HEAD, 5, rows)
+}
+
+fn state(consumer: &Value) -> String {
+    let states: Vec<_> = ["push", "parked"].into_iter().filter(|name| consumer[name] == true).collect();
+    if states.is_empty() { "-".to_owned() } else { states.join(",") }
 }
 
 fn text(value: &Value) -> &str {

@@ -258,7 +258,9 @@ pub(super) fn subscriptions(app: &App, key: &TopicKey) -> Vec<Arc<Route>> {
 fn rendered(app: &App, caller: &Caller, key: &Arc<TopicKey>) -> Value {
     let mut topic = render(app, caller, key, subscriptions(app, key).len());
     let consumers = app.topics.topic_figures(key).map_or_else(Vec::new, |figures| figures.consumers);
-    topic["consumers"] = consumers.iter().map(render_consumer).collect();
+    let pushes = app.pushes.list(&key.tenant);
+    let is_push = |name: &str| pushes.iter().any(|push| push.topic == *key && *push.consumer == *name);
+    topic["consumers"] = consumers.iter().map(|consumer| render_consumer(consumer, is_push(&consumer.name))).collect();
     topic
 }
 
@@ -321,7 +323,7 @@ fn render_figures(figures: &TopicFigures) -> Value {
     shown
 }
 
-fn render_consumer(consumer: &ConsumerFigures) -> Value {
+fn render_consumer(consumer: &ConsumerFigures, push: bool) -> Value {
     let mut shown = json!({
         "name": consumer.name,
         "clients": consumer.clients,
@@ -332,6 +334,7 @@ fn render_consumer(consumer: &ConsumerFigures) -> Value {
         "acknowledged": consumer.acknowledged,
         "ackRate": rounded(consumer.ack_rate),
         "parked": consumer.parked,
+        "push": push,
     });
     if let Some(ms) = consumer.last_ack_ms {
         shown["lastAcknowledged"] = time::text(ms).into();
