@@ -185,7 +185,10 @@ async fn a_purged_tenant_leaves_nothing() {
     let mut connected = gateway.consumer_with(&tokens[0]).await.unwrap();
     connected.next().await;
     gateway.delete(&format!("{TENANTS}/plant1?purgee=true")).await.error(422, "purgee: is not a parameter");
+    let queue = "tidegate_admission_queue_requests{tenant=\"plant1\"}";
+    assert!(gateway.get("/metrics").await.expect(200).text().contains(queue));
     gateway.delete(&format!("{TENANTS}/plant1?purge=true")).await.expect(204);
+    assert!(!gateway.get("/metrics").await.expect(200).text().contains(queue));
     assert!(connected.try_next().await.is_none(), "the connection ends");
     assert_eq!(gateway.consumer_with(&tokens[0]).await.err(), Some(401));
     // One that was removed before can be purged later.

@@ -131,6 +131,11 @@ impl Pipeline {
         queues.iter().map(|(tenant, queue)| (tenant.clone(), queue.max_capacity() - queue.capacity())).collect()
     }
 
+    /// Gives up the queue of a tenant that was removed; what is in it is carried out.
+    pub fn remove(&self, tenant: &Tenant) {
+        self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(tenant);
+    }
+
     /// Takes no more requests and returns when the queued ones have been handed to the writer.
     pub async fn drain(&self) {
         self.0.queues.lock().unwrap_or_else(PoisonError::into_inner).clear();

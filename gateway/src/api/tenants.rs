@@ -104,6 +104,7 @@ pub(super) async fn delete(
     for route in app.index.list(&tenant, |_| true) {
         app.index.remove(&tenant, route.subscription.id);
     }
+    app.pipeline.remove(&tenant);
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
