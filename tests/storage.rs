@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sqlx::sqlite::{SqliteConnectOptions, SqliteLockingMode};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteLockingMode};
 use sqlx::{ConnectOptions as _, Connection as _};
 use tokio::task::JoinSet;
 
@@ -268,6 +268,37 @@ async fn a_list_that_reads_too_long_is_503() {
     assert_eq!(answer.header("retry-after"), Some("1"));
     answer.error(503, "took too long to read");
     gateway.get(&format!("/measurement/measurements?source={device}&pageSize=1")).await.expect(200);
+}
+
+// --- another program's lock ---
+
+/// Another program that is about to write to the database.
+async fn lock(gateway: &Gateway) -> SqliteConnection {
+    let mut other = gateway.database().await;
+    sqlx::raw_sql("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+    other
+}
+
+#[tokio::test]
+async fn a_lock_of_another_program_refuses_producers_until_it_is_gone() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let other = lock(&gateway).await;
+    for _ in 0..2 {
+        let answer = gateway.post_measurement(&measurement(&device, "t", 1)).await;
+        assert_eq!(answer.header("retry-after"), Some("1"));
+        answer.error(503, "another program has locked the database; close it");
+    }
+    let reason = gateway.get("/health/ready").anonymous().await.expect(503).text();
+    assert_eq!(reason, "another program has locked the database; close it\n");
+    other.close().await.unwrap();
+    // Without a request that would show it.
+    let ready = async || (gateway.get("/health/ready").anonymous().await.status == 200).then_some(());
+    eventually("the gateway is ready", ready).await;
+    gateway.measure(&device, "t", 2).await;
+    assert_eq!(stored(&gateway).await, [2]);
+    let log = gateway.stderr();
+    assert_eq!(log.matches("ERROR").count(), 1, "once:\n{log}");
 }
 
 // --- databases that are refused ---

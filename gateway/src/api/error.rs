@@ -129,7 +129,7 @@ impl From<Refused> for ApiError {
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", format!("{message}; {way_out}"))
             }
             Refused::Failed => Self::internal(message),
-            Refused::Unwritable | Refused::Stopping => Self::unavailable(message),
+            Refused::Unwritable | Refused::Locked | Refused::Stopping => Self::unavailable(message),
         }
     }
 }

@@ -136,6 +136,11 @@ impl Writing {
         committed.map_err(|error| self.failed(error))
     }
 
+    /// Whether no other program's lock is in the way of a commit.
+    pub async fn can_lock(&mut self) -> bool {
+        self.run("BEGIN IMMEDIATE; ROLLBACK".to_owned()).await.is_ok()
+    }
+
     /// For the reads of a start, before anything else uses the connection.
     pub fn connection(&mut self) -> &mut SqliteConnection {
         &mut self.connection

@@ -47,14 +47,22 @@ impl Health {
         self.state().working = None;
     }
 
-    /// Something was written. Whether that is news.
-    pub(super) fn commits(&self) -> bool {
-        self.state().refusing.take().is_some()
+    /// Something was written, which says of a full store only sometimes that there is room. Whether that is news.
+    pub(super) fn commits(&self, shows_room: bool) -> bool {
+        let mut state = self.state();
+        let over = shows_room || state.refusing != Some(Refused::Full);
+        over && state.refusing.take().is_some()
+    }
+
+    /// Whether another program's lock was in the way of the last commit.
+    pub(super) fn is_locked(&self) -> bool {
+        self.state().refusing == Some(Refused::Locked)
     }
 
     /// Nothing could be written. What one command is to blame for says nothing of the next ones. Whether that is news.
     pub(super) fn fails(&self, refused: Refused) -> bool {
-        matches!(refused, Refused::Full | Refused::Unwritable) && self.state().refusing.replace(refused).is_none()
+        matches!(refused, Refused::Full | Refused::Unwritable | Refused::Locked)
+            && self.state().refusing.replace(refused).is_none()
     }
 
     pub(super) fn check(&self, now: Instant) -> Result<(), Unwell> {
@@ -89,7 +97,9 @@ mod tests {
         assert_eq!(health.check(start), Ok(()), "the fault of one command");
         assert!(health.fails(Refused::Full) && !health.fails(Refused::Unwritable), "news once");
         assert_eq!(health.check(start), Err(Unwell::Refusing(Refused::Unwritable)));
-        assert!(health.commits() && !health.commits(), "news once");
+        assert!(health.commits(false) && !health.commits(true), "news once");
         assert_eq!(health.check(start), Ok(()));
+        assert!(health.fails(Refused::Full) && !health.commits(false) && health.commits(true), "what needs no room");
+        assert!(health.fails(Refused::Locked) && health.is_locked() && health.commits(false) && !health.is_locked());
     }
 }

@@ -47,7 +47,7 @@ const SETTLE_WAIT: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(200);
 /// How long it must have been idle before each commit that only deletes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long acknowledgements wait that could not be committed.
+/// How long acknowledgements wait that could not be committed, and how often a lock of another program is looked at.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
 /// How often a writer that is never idle looks whether the file has much free space,
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -121,6 +121,9 @@ pub enum Refused {
     /// The disk takes no writes.
     #[error("the disk takes no writes; it may be mounted read-only")]
     Unwritable,
+    /// Another program holds a lock on the database.
+    #[error("another program has locked the database; close it")]
+    Locked,
     /// The database refused.
     #[error("the store failed")]
     Failed,
@@ -141,6 +144,7 @@ impl Refused {
             Self::Plugin { .. } => "plugin",
             Self::Full => "full",
             Self::Unwritable => "unwritable",
+            Self::Locked => "locked",
             Self::Failed => "failed",
             Self::Stopping => "stopping",
         }
@@ -427,7 +431,10 @@ impl Worker {
             let upkeep = (!self.upkeep.warm || !self.upkeep.tidy).then(|| self.upkeep.at.max(now + IDLE));
             let deletion = self.ledger.rest().map(|rest| self.upkeep.at.max(now + rest.max(PAUSE)));
             let owed = (!self.owed.is_empty()).then_some(self.owed_at);
-            let Some(next) = [upkeep, deletion, owed, self.writing.flush_due()].into_iter().flatten().min() else {
+            // A gateway that is not ready may get no request that would show that the lock is gone.
+            let lock = self.health.is_locked().then(|| now + RETRY_WAIT);
+            let Some(next) = [upkeep, deletion, owed, lock, self.writing.flush_due()].into_iter().flatten().min()
+            else {
                 return self.queue.recv().await;
             };
             if let Ok(command) = timeout_at(next, self.queue.recv()).await {
@@ -440,6 +447,10 @@ impl Worker {
                 self.commit(owed).await;
             } else if self.writing.flush_due().is_some_and(|due| due <= now) {
                 self.flush().await;
+            } else if lock.is_some_and(|at| at <= now) {
+                if self.writing.can_lock().await {
+                    self.commits(false);
+                }
             } else if deletion.is_some_and(|at| at <= now) {
                 let deleted = self.try_commit(&[]).await;
                 self.told(deleted.map(drop), "what nobody needs could not be deleted");
@@ -546,7 +557,7 @@ impl Worker {
     /// Nothing of `item` is written: its producer has to know, and an acknowledgement is tried again.
     fn refuse(&mut self, item: Item, error: &StoreError) {
         // Those who go on refusing would fill the log as well.
-        if !matches!(error, StoreError::Full | StoreError::Unwritable(_)) {
+        if !matches!(error, StoreError::Full | StoreError::Unwritable(_) | StoreError::Locked) {
             tracing::error!(%error, cause = ?error, "a commit failed");
         }
         match item {
@@ -578,9 +589,7 @@ impl Worker {
             Ok(()) => {
                 if !staged.transaction.is_empty() {
                     self.upkeep.tidy = false;
-                    if staged.transaction.shows_room() && self.health.commits() {
-                        tracing::info!("the store takes data again");
-                    }
+                    self.commits(staged.transaction.shows_room());
                     account(&staged.transaction, verdicts.len(), began.elapsed());
                 }
                 if !staged.transaction.cursors.is_empty() {
@@ -598,6 +607,12 @@ impl Worker {
                 self.ledger.failed(staged);
                 Err(error)
             }
+        }
+    }
+
+    fn commits(&self, shows_room: bool) {
+        if self.health.commits(shows_room) {
+            tracing::info!("the store takes data again");
         }
     }
 
@@ -673,6 +688,7 @@ fn refused(error: &StoreError) -> Refused {
     match error {
         StoreError::Full => Refused::Full,
         StoreError::Unwritable(_) => Refused::Unwritable,
+        StoreError::Locked => Refused::Locked,
         _ => Refused::Failed,
     }
 }
