@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::accounts::Account;
 use crate::api::{self, ADMIN, App};
-use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KeyKind, Roles, SigningKey, UserRow, Users};
+use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KEYS, KeyKind, Roles, SigningKey, UserRow, Users};
 use crate::auth::{generate_password, hash_password};
 use crate::backlog::{BacklogLimits, Ledger};
 use crate::clock::Clock;
@@ -238,14 +238,17 @@ struct FirstAdmin {
 /// Opens the store and starts the rooms, from the disk outwards.
 async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyhow::Result<Gateway> {
     let clock = Clock::system();
-    // Before anything is written, since it may be refused.
-    let key = SigningKey::open(data, KeyKind::Consumer)?;
+    // What there is, before anything is written, since it may be refused. A first start makes it after the database: a key
+    // without one says that the database is lost.
+    let open_key = || SigningKey::open(data, KeyKind::Consumer);
+    let key = data.join(KEYS).exists().then(open_key).transpose()?;
     if config.store.durability == Durability::Second {
         tracing::warn!("store.durability is second: a power cut takes what was stored in the second before it");
     }
     let unusable = || format!("the database in {} cannot be used", data.display());
     let Store { writer: mut writing, readers, long_reads } =
         Store::open(data, &config.store).await.with_context(unusable)?;
+    let key = key.map_or_else(open_key, Ok)?;
     let plugins = start_plugins(&config, data);
     let crate::config::Backlog { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes } = config.backlog;
     let backlog_limits = BacklogLimits { quota_bytes, ttl_seconds, tail_bytes, volatile_bytes };

@@ -61,6 +61,9 @@ pub enum KeyError {
 /// A secret of 32 bytes for HS256.
 pub struct SigningKey([u8; KEY_BYTES]);
 
+/// Where the keys lie in the data directory.
+pub const KEYS: &str = "keys";
+
 impl SigningKey {
     /// Reads `<data>/keys/<kind>.key`, and creates it with mode 0600 if it is absent. The caller holds the lock of the data
     /// directory. A crash leaves either no key or a whole one.
@@ -68,7 +71,7 @@ impl SigningKey {
     /// # Errors
     /// [`KeyError`].
     pub fn open(data: &Path, kind: KeyKind) -> Result<Self, KeyError> {
-        let path = data.join("keys").join(kind.as_str()).with_extension("key");
+        let path = data.join(KEYS).join(kind.as_str()).with_extension("key");
         match read(&path) {
             Err(KeyError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 create(&path).map_err(|source| KeyError::Io { path: path.clone(), source })?;

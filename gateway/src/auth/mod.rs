@@ -10,7 +10,7 @@ mod users;
 use std::sync::Arc;
 
 pub use basic::{Authenticator, DEFAULT_TENANT};
-pub use keys::{KeyError, KeyKind, SigningKey};
+pub use keys::{KEYS, KeyError, KeyKind, SigningKey};
 pub use password::{MAX_PASSWORD_BYTES, MIN_PASSWORD_CHARS, generate_password, hash_password};
 pub use roles::{Role, Roles, UnknownRole};
 pub use token::{ConsumerClaims, ConsumerTokens, MAX_TOKEN_BYTES, MAX_TOKEN_MINUTES, TokenError};

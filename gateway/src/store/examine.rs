@@ -8,6 +8,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{ConnectOptions as _, Connection as _, Row as _};
 
 use super::{MIGRATIONS, StoreError, beside, options, wal_of};
+use crate::auth::KEYS;
 
 /// What the check of a start may take; a small database is checked whole in it.
 const CHECK_TIME: Duration = Duration::from_millis(250);
@@ -65,10 +66,14 @@ const RULES: [Rule; 8] = [
     },
 ];
 
-/// Refuses a database that the gateway cannot use; a file that is absent or empty will be made one.
+/// Refuses a database that the gateway cannot use; a file that is absent or empty will be made one at a first start.
 pub(super) async fn refuse_unusable(file: &Path) -> Result<(), StoreError> {
+    if is_empty(file) {
+        let lost = !is_empty(&wal_of(file)) || file.with_file_name(KEYS).exists();
+        return if lost { Err(StoreError::Lost) } else { Ok(()) };
+    }
     // A crash in the first moments of a database leaves a journal, which SQLite plays back when it opens the file for writing.
-    if is_empty(file) || !is_empty(&beside(file, "-journal")) {
+    if !is_empty(&beside(file, "-journal")) {
         return Ok(());
     }
     let mut connection = open(file).await?;

@@ -60,6 +60,11 @@ pub enum StoreError {
     /// The file holds something else.
     #[error("{FILE_NAME} is not a database of Tidegate; move it away, or name another directory")]
     Foreign,
+    /// There was a database.
+    #[error(
+        "{FILE_NAME} is empty or gone, but its keys or its log are there; restore a backup, or move the directory away"
+    )]
+    Lost,
     /// Some of the file is not what SQLite wrote.
     #[error("the database is damaged ({0}); `tidegate check` says more; restore a backup")]
     Damaged(String),
