@@ -233,6 +233,28 @@ async fn a_disk_that_takes_no_writes_refuses_producers_until_it_does() {
     nothing_comes_again(&mut gateway, &["reader"]).await;
 }
 
+// Commits that wait for their flush meet a disk that has become read-only: as with "commit", that is no end.
+#[tokio::test]
+async fn a_flush_that_meets_a_read_only_disk_refuses_producers_and_is_tried_again() {
+    let mut gateway = Gateway::with("[store]\ndurability = 'second'").await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    let wal = gateway.data().join("tidegate.db-wal");
+    eventually("the log is warm", async || (fs::metadata(&wal).unwrap().len() > 4 << 20).then_some(())).await;
+    let mut reader = gateway.consumer("Sub1", "reader").await;
+    let read_only = Trace::failing(&gateway, "fsync,fdatasync", "EROFS").await;
+    gateway.measure(&device, "t", 1).await;
+    let ready = async || gateway.get("/health/ready").anonymous().await;
+    let refusing = async || (ready().await.status == 503).then_some(());
+    eventually("the gateway is not ready", refusing).await;
+    receive_all(&mut reader, &[1]).await;
+    read_only.end().await;
+    accepted_again(&gateway, &device, 2).await;
+    receive_all(&mut reader, &[2]).await;
+    ready().await.expect(200);
+    nothing_comes_again(&mut gateway, &["reader"]).await;
+}
+
 // "fsync failures must never be ignored": whoever writes on after one does not know what is on the disk.
 #[tokio::test]
 async fn a_flush_that_fails_ends_the_process_and_loses_nothing_that_was_answered() {

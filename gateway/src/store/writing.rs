@@ -1,6 +1,7 @@
 //! The connection that writes, and what keeps its files in bounds: the database, the write-ahead log, and the room beside them.
 
 use std::fs::{self, File};
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,13 +181,18 @@ impl Writing {
     /// Flushes the commits that were only written.
     ///
     /// # Errors
-    /// [`StoreError::DiskFailed`]: the system may have forgotten what it could not flush, while readers still see it.
+    /// [`StoreError::Unwritable`]: the disk has become read-only; the flush stays due. [`StoreError::DiskFailed`]: the system may
+    /// have forgotten what it could not flush, while readers still see it.
     pub async fn flush(&mut self) -> Result<(), StoreError> {
         let Some(flushing) = &mut self.flushing else { return Ok(()) };
         flushing.since = None;
         let wal = flushing.wal.clone();
         let flushed = tokio::task::spawn_blocking(move || wal.sync_data()).await;
         flushed.unwrap_or_else(|error| Err(error.into())).map_err(|error| {
+            if error.kind() == io::ErrorKind::ReadOnlyFilesystem {
+                flushing.since = Some(Instant::now());
+                return StoreError::Unwritable(error.into());
+            }
             self.disk_failed = Some(error.to_string());
             StoreError::DiskFailed(error.to_string())
         })

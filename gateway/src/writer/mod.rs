@@ -497,8 +497,10 @@ impl Worker {
     }
 
     async fn flush(&mut self) {
-        let flushed = self.writing.flush().await;
-        self.told(flushed, "commits could not be flushed");
+        match self.writing.flush().await {
+            Err(error @ StoreError::Unwritable(_)) => self.fails(&error),
+            flushed => self.told(flushed, "commits could not be flushed"),
+        }
     }
 
     fn told(&mut self, done: Result<(), StoreError>, what: &'static str) {
@@ -599,14 +601,17 @@ impl Worker {
                 Ok(verdicts)
             }
             Err(error) => {
-                let refused = refused(&error);
-                commits_failed(refused.reason()).increment(1);
-                if self.health.fails(refused) {
-                    tracing::error!(%error, cause = ?error, "what comes in is refused until this is over");
-                }
+                commits_failed(refused(&error).reason()).increment(1);
+                self.fails(&error);
                 self.ledger.failed(staged);
                 Err(error)
             }
+        }
+    }
+
+    fn fails(&self, error: &StoreError) {
+        if self.health.fails(refused(error)) {
+            tracing::error!(%error, cause = ?error, "what comes in is refused until this is over");
         }
     }
 
