@@ -4,8 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteLockingMode};
 use sqlx::{ConnectOptions as _, Connection as _};
@@ -299,6 +300,31 @@ async fn a_lock_of_another_program_refuses_producers_until_it_is_gone() {
     assert_eq!(stored(&gateway).await, [2]);
     let log = gateway.stderr();
     assert_eq!(log.matches("ERROR").count(), 1, "once:\n{log}");
+}
+
+#[tokio::test]
+async fn a_stop_does_not_wait_for_a_lock_with_each_command() {
+    let mut gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    let mut tokens = Vec::new();
+    for number in 0..12 {
+        let subscriber = format!("sub{number}");
+        gateway.consumer("Sub1", &subscriber).await.close().await;
+        tokens.push(gateway.token("Sub1", &subscriber).await);
+    }
+    let other = lock(&gateway).await;
+    let begun = Instant::now();
+    let (answers, ()) = tokio::join!(join_all(tokens.iter().map(|token| gateway.unsubscribe(token))), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        gateway.signal("TERM");
+    });
+    gateway.ended().await;
+    assert!(begun.elapsed() < Duration::from_secs(30), "it took {:?}", begun.elapsed());
+    for answer in answers {
+        answer.error(503, "another program has locked the database");
+    }
+    other.close().await.unwrap();
 }
 
 // --- databases that are refused ---

@@ -52,6 +52,7 @@ pub struct Writing {
     /// When a WAL that is too long is looked at again.
     next_checkpoint: Option<Instant>,
     flushing: Option<Flushing>,
+    waits_for_locks: bool,
     /// What the disk said when it failed.
     disk_failed: Option<String>,
 }
@@ -95,6 +96,7 @@ impl Writing {
             long_reads,
             next_checkpoint: None,
             flushing,
+            waits_for_locks: true,
             disk_failed: None,
         })
     }
@@ -130,11 +132,21 @@ impl Writing {
     }
 
     async fn try_commit(&mut self, transaction: &Transaction) -> Result<(), StoreError> {
-        let committed = transaction.run(&self.direct);
+        let committed = transaction.run(&self.direct).map_err(|error| self.failed(error));
         if committed.is_err() {
             self.roll_back().await;
         }
-        committed.map_err(|error| self.failed(error))
+        self.wait_for_locks(!matches!(committed, Err(StoreError::Locked)));
+        committed
+    }
+
+    /// One commit waits for another program's lock; those behind it fail at once until it is gone, or their waits would add up.
+    fn wait_for_locks(&mut self, wait: bool) {
+        if self.waits_for_locks != wait {
+            self.waits_for_locks = wait;
+            // Fails only for a connection that is not open.
+            let _ = self.direct.busy_timeout(if wait { BUSY_WAIT } else { Duration::ZERO });
+        }
     }
 
     /// Whether no other program's lock is in the way of a commit.
