@@ -178,9 +178,7 @@ async fn a_kill_between_migrations_leaves_a_database_that_starts() {
     let migrations = std::fs::read_dir(MIGRATIONS).unwrap().count();
     let mut gateway = Gateway::start().await;
     gateway.stop().await;
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(gateway.data().join(format!("tidegate.db{end}")));
-    }
+    std::fs::remove_dir_all(gateway.data()).unwrap();
     let env = [(FAULT, "kill-at:migration:2"), ("TIDEGATE_ADMIN_PASSWORD", PASSWORD)];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let mut kills = 0;

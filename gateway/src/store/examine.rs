@@ -69,7 +69,8 @@ const RULES: [Rule; 8] = [
 /// Refuses a database that the gateway cannot use; a file that is absent or empty will be made one at a first start.
 pub(super) async fn refuse_unusable(file: &Path) -> Result<(), StoreError> {
     if is_empty(file) {
-        let lost = !is_empty(&wal_of(file)) || file.with_file_name(KEYS).exists();
+        // The keys are made when the database is there; a log alone may be left of a first start that a crash has ended.
+        let lost = file.with_file_name(KEYS).exists();
         return if lost { Err(StoreError::Lost) } else { Ok(()) };
     }
     // A crash in the first moments of a database leaves a journal, which SQLite plays back when it opens the file for writing.

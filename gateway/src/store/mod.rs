@@ -62,7 +62,7 @@ pub enum StoreError {
     Foreign,
     /// There was a database.
     #[error(
-        "{FILE_NAME} is empty or gone, but its keys or its log are there; restore a backup, or move the directory away"
+        "{FILE_NAME} is empty or gone, but the keys beside it are there; restore a backup, or move the directory away"
     )]
     Lost,
     /// Some of the file is not what SQLite wrote.
