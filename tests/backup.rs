@@ -72,6 +72,8 @@ async fn waiting(gateway: &Gateway, name: &str, last: u64) -> BTreeSet<u64> {
     while !values.contains(&last) {
         values.insert(value_of(&consumer.receive().await.json()));
     }
+    // A connection that is dropped may take its last acknowledgements with it.
+    consumer.close().await;
     values
 }
 
