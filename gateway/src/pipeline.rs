@@ -78,6 +78,7 @@ struct Admitted {
 struct Routed {
     /// Index of the request in its turn.
     request: usize,
+    /// As its plugins have shaped it so far.
     message: Arc<Message>,
     route: Arc<Route>,
     /// The type in line 2 of its frame.
@@ -86,10 +87,8 @@ struct Routed {
 }
 
 enum Outcome {
-    /// Forwarded with the body of the message.
+    /// Forwarded.
     Passed,
-    /// Forwarded with this body.
-    Shaped(Bytes),
     /// Not wanted.
     Dropped,
     /// A plugin failed.
@@ -246,26 +245,38 @@ impl Line {
         self.sources.above(object, limit).map_err(|TooMany| Refused::Ancestors { object, limit })
     }
 
+    /// Asks the filters of each route in their order, all routes' first ones together, until one drops the message.
     async fn judge(&self, routed: &mut [Routed]) {
-        let batches = Batches::new(routed, |route| route.filter.as_ref());
-        let verdicts = self.plugins.verdicts(batches.calls).await;
-        for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
-            routed[at].outcome = match verdict {
-                Ok(true) => Outcome::Passed,
-                Ok(false) => Outcome::Dropped,
-                Err(fault) => Outcome::Faulted(fault),
-            };
+        for step in 0.. {
+            let batches = Batches::new(routed, |route| route.filters.get(step));
+            if batches.calls.is_empty() {
+                return;
+            }
+            let verdicts = self.plugins.verdicts(batches.calls).await;
+            for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
+                match verdict {
+                    Ok(true) => {}
+                    Ok(false) => routed[at].outcome = Outcome::Dropped,
+                    Err(fault) => routed[at].outcome = Outcome::Faulted(fault),
+                }
+            }
         }
     }
 
+    /// Has the transforms of each route reshape what is forwarded, each what the one before has made of it.
     async fn shape(&self, routed: &mut [Routed]) {
-        let batches = Batches::new(routed, |route| route.transform.as_ref());
-        let bodies = self.plugins.shape(batches.calls).await;
-        for (at, body) in batches.members.into_iter().flatten().zip(bodies.into_iter().flatten()) {
-            routed[at].outcome = match body {
-                Ok(body) => Outcome::Shaped(body),
-                Err(fault) => Outcome::Faulted(fault),
-            };
+        for step in 0.. {
+            let batches = Batches::new(routed, |route| route.transforms.get(step));
+            if batches.calls.is_empty() {
+                return;
+            }
+            let bodies = self.plugins.shape(batches.calls).await;
+            for (at, body) in batches.members.into_iter().flatten().zip(bodies.into_iter().flatten()) {
+                match body {
+                    Ok(body) => routed[at].message = Arc::new(Message { body, ..(*routed[at].message).clone() }),
+                    Err(fault) => routed[at].outcome = Outcome::Faulted(fault),
+                }
+            }
         }
     }
 
@@ -304,7 +315,6 @@ impl Line {
                     last.insert((message.clone(), kind, dispatch::stored_form(message, kind, &message.body))).2.clone()
                 }
             },
-            Outcome::Shaped(body) => dispatch::stored_form(message, kind, body),
             Outcome::Dropped => return Ok(None),
             Outcome::Faulted(fault) => {
                 let subscription = routed.route.subscription.id;

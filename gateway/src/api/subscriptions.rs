@@ -18,9 +18,9 @@ use crate::json::{Invalid, Limits, Members};
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::page::{Envelope, PageRequest};
 use crate::platform::parse_id;
-use crate::plugin::{BuiltIn, Instance, PluginError, Plugins};
+use crate::plugin::{BuiltIn, Instance, Plugin, PluginError, Plugins, World};
 use crate::store::{Statement, Value};
-use crate::subscription::{Context, Index, Route, Subscription};
+use crate::subscription::{Context, Index, PluginUse, Route, Subscription};
 use crate::writer::Change;
 
 const PATH: &str = "/notification2/subscriptions";
@@ -196,27 +196,69 @@ fn render(app: &App, caller: &Caller, subscription: &Subscription) -> serde_json
 
 /// Configures the plugins that the subscription needs.
 async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -> Result<Route, ApiError> {
-    let filter = match &subscription.type_filter {
-        Some(text) => Some(configure(plugins, tenant, BuiltIn::TypeFilter, text).await?),
-        None => None,
-    };
-    let transform = match &subscription.fragments_to_copy {
-        Some(fragments) => {
-            let settings = serde_json::to_string(fragments).expect("invariant: texts serialize");
-            Some(configure(plugins, tenant, BuiltIn::FragmentsToCopy, &settings).await?)
-        }
-        None => None,
-    };
+    let filters = filters(plugins, tenant, &subscription).await?;
+    let transforms = transforms(plugins, tenant, &subscription).await?;
     let topic = TopicKey {
         tenant: tenant.clone(),
         name: subscription.subscription.as_str().into(),
         non_persistent: subscription.non_persistent,
     };
     let topic = Arc::new(topic);
-    Ok(Route { subscription, topic, filter, transform })
+    Ok(Route { subscription, topic, filters, transforms })
 }
 
-async fn configure(plugins: &Plugins, tenant: &Tenant, plugin: BuiltIn, settings: &str) -> Result<Instance, ApiError> {
+async fn filters(plugins: &Plugins, tenant: &Tenant, subscription: &Subscription) -> Result<Vec<Instance>, ApiError> {
+    let mut filters = Vec::new();
+    if let Some(text) = &subscription.type_filter {
+        filters.push(configure(plugins, tenant, plugins.built_in(BuiltIn::TypeFilter), text).await?);
+    }
+    for (at, named) in subscription.filters.iter().enumerate() {
+        filters.push(named_plugin(plugins, tenant, World::Filter, named, &format!("tidegate.filters[{at}]")).await?);
+    }
+    Ok(filters)
+}
+
+/// The fragments are copied last, unless the subscription says where.
+async fn transforms(
+    plugins: &Plugins,
+    tenant: &Tenant,
+    subscription: &Subscription,
+) -> Result<Vec<Instance>, ApiError> {
+    let mut fragments = match &subscription.fragments_to_copy {
+        Some(names) => {
+            let settings = serde_json::to_string(names).expect("invariant: texts serialize");
+            Some(configure(plugins, tenant, plugins.built_in(BuiltIn::FragmentsToCopy), &settings).await?)
+        }
+        None => None,
+    };
+    let mut transforms = Vec::new();
+    for (at, named) in subscription.transforms.iter().enumerate() {
+        let field = format!("tidegate.transforms[{at}]");
+        transforms.push(if named.plugin == BuiltIn::FragmentsToCopy.name() {
+            fragments
+                .take()
+                .ok_or_else(|| Invalid::new(&field, "stands for 'fragmentsToCopy', which is not there or is used"))?
+        } else {
+            named_plugin(plugins, tenant, World::Transform, named, &field).await?
+        });
+    }
+    transforms.extend(fragments);
+    Ok(transforms)
+}
+
+/// An instance of the plugin that `field` names.
+async fn named_plugin(
+    _plugins: &Plugins,
+    _tenant: &Tenant,
+    world: World,
+    named: &PluginUse,
+    field: &str,
+) -> Result<Instance, ApiError> {
+    let there_is_none = format!("there is no {} '{}'", world.name(), named.plugin);
+    Err(Invalid::new(&format!("{field}.plugin"), there_is_none).into())
+}
+
+async fn configure(plugins: &Plugins, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Instance, ApiError> {
     plugins.configure(tenant, plugin, settings).await.map_err(|error| match error {
         // The guest knows which field its settings come from.
         PluginError::Settings(text) => ApiError::unprocessable(text.into_string()),
@@ -241,7 +283,7 @@ async fn with_type(
         body: Bytes::new(),
     });
     let filtered: Vec<(Arc<Route>, Instance)> =
-        routes.into_iter().filter_map(|route| Some((route.clone(), route.filter.clone()?))).collect();
+        routes.into_iter().filter_map(|route| Some((route.clone(), type_filter(&route)?))).collect();
     let calls = filtered.iter().map(|(_, instance)| (instance.clone(), vec![probe.clone()])).collect();
     let verdicts = plugins.judge(calls).await.into_iter().flatten();
     Ok(filtered
@@ -250,6 +292,11 @@ async fn with_type(
         .filter(|(_, verdict)| *verdict == Ok(true))
         .map(|((route, _), _)| route)
         .collect())
+}
+
+/// It is the first of the filters.
+fn type_filter(route: &Route) -> Option<Instance> {
+    route.subscription.type_filter.is_some().then(|| route.filters.first().cloned()).flatten()
 }
 
 fn refuse_duplicate(app: &App, tenant: &Tenant, new: &Subscription) -> Result<(), ApiError> {

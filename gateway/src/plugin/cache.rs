@@ -40,7 +40,7 @@ impl Cache {
     pub(super) fn load(
         &mut self,
         engine: &Engine,
-        plugin: &'static str,
+        plugin: &str,
         wasm: &[u8],
         compile: impl FnOnce() -> Result<Vec<u8>, String>,
     ) -> Result<Component, String> {

@@ -7,6 +7,7 @@
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::Counter;
@@ -38,7 +39,7 @@ impl Compiler {
         &self,
         engine: &Engine,
         limits: &PluginLimits,
-        plugin: &'static str,
+        plugin: &Arc<str>,
         wasm: &[u8],
     ) -> Result<Vec<u8>, String> {
         let started = Instant::now();
@@ -47,13 +48,13 @@ impl Compiler {
             Self::Child(program) => in_child(program, limits, wasm),
         }?;
         compilations(plugin).increment(1);
-        tracing::info!(plugin, milliseconds = started.elapsed().as_millis(), "plugin compiled");
+        tracing::info!(%plugin, milliseconds = started.elapsed().as_millis(), "plugin compiled");
         Ok(code)
     }
 }
 
-pub(super) fn compilations(plugin: &'static str) -> Counter {
-    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin)
+pub(super) fn compilations(plugin: &Arc<str>) -> Counter {
+    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin.clone())
 }
 
 fn precompile(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {

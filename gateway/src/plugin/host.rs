@@ -146,13 +146,13 @@ impl log::Host for Host {
         let Some(suppressed) = self.lines.pass(Instant::now()) else {
             return Ok(());
         };
-        let (plugin, tenant, text) = (self.instance.plugin().name(), self.instance.tenant(), cut(&text));
+        let (plugin, tenant, text) = (self.instance.plugin().id(), self.instance.tenant(), cut(&text));
         // Debug form: a guest's text must not forge lines.
         match level {
-            log::Level::Debug => tracing::debug!(plugin, %tenant, ?text, suppressed, "plugin"),
-            log::Level::Info => tracing::info!(plugin, %tenant, ?text, suppressed, "plugin"),
-            log::Level::Warn => tracing::warn!(plugin, %tenant, ?text, suppressed, "plugin"),
-            log::Level::Error => tracing::error!(plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Debug => tracing::debug!(%plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Info => tracing::info!(%plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Warn => tracing::warn!(%plugin, %tenant, ?text, suppressed, "plugin"),
+            log::Level::Error => tracing::error!(%plugin, %tenant, ?text, suppressed, "plugin"),
         }
         Ok(())
     }

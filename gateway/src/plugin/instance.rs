@@ -5,87 +5,23 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use metrics::{Counter, Histogram};
 use serde_json::value::RawValue;
-use wasmtime::component::{Component, HasSelf, Linker};
-use wasmtime::{Engine, Store, Trap, UpdateDeadline};
+use wasmtime::{Store, Trap, UpdateDeadline};
 
+use super::bindings::filter::Filter;
 use super::bindings::filter::exports::tidegate::plugin::filtering;
 use super::bindings::filter::tidegate::plugin::types::{Body, BodyForm, Meta, MetaFields, State, ValueParam};
-use super::bindings::filter::{Filter, FilterPre};
+use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming;
-use super::bindings::transform::{Transform, TransformPre};
-use super::compiler::compilations;
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
-use super::{BuiltIn, Fault, Instance, PluginLimits};
+use super::{Fault, Instance, PluginLimits};
 use crate::message::Message;
-use crate::telemetry::{Throttle, at_zero};
 
 const COMPONENT_HANDLES: usize = 1000;
 /// Pointers that a filter may have extracted from each message.
 const POINTERS: usize = 32;
-
-/// A plugin that is compiled, linked and ready to make instances of.
-pub(super) struct Loaded {
-    world: World,
-    /// Whether it can look at more than it is handed, or be heard of but by its answers.
-    imports: bool,
-    pub(super) messages: Counter,
-    /// Of a batch, tries included.
-    pub(super) seconds: Histogram,
-    /// Keeps faults from flooding the log.
-    pub(super) faults: Throttle,
-    /// Keeps the guest's own lines from flooding the log.
-    pub(super) lines: Arc<Throttle>,
-}
-
-enum World {
-    Filter(FilterPre<Host>),
-    Transform(TransformPre<Host>),
-}
-
-impl Loaded {
-    /// Links a component to what its world offers; the error says what is missing on either side.
-    pub(super) fn new(engine: &Engine, plugin: BuiltIn, component: &Component, lines: u32) -> Result<Self, String> {
-        let world = match plugin {
-            BuiltIn::TypeFilter => World::filter(engine, component),
-            BuiltIn::FragmentsToCopy => World::transform(engine, component),
-        };
-        let name = plugin.name();
-        compilations(name).increment(0);
-        at_zero(|kind| faulted(name, kind), &Fault::KINDS);
-        let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
-        Ok(Self {
-            messages: metrics::counter!("tidegate_plugin_messages_total", "plugin" => name),
-            seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => name),
-            world: world.map_err(|error| format!("{error:#}"))?,
-            imports: component.component_type().imports(engine).any(|(name, _)| !is_types(name)),
-            faults: Throttle::new(1),
-            lines: Arc::new(Throttle::new(lines)),
-        })
-    }
-}
-
-/// Counts the faults of a plugin.
-pub(super) fn faulted(plugin: &'static str, kind: &'static str) -> Counter {
-    metrics::counter!("tidegate_plugin_faults_total", "plugin" => plugin, "kind" => kind)
-}
-
-impl World {
-    fn filter(engine: &Engine, component: &Component) -> wasmtime::Result<Self> {
-        let mut linker = Linker::new(engine);
-        Filter::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
-        FilterPre::new(linker.instantiate_pre(component)?).map(Self::Filter)
-    }
-
-    fn transform(engine: &Engine, component: &Component) -> wasmtime::Result<Self> {
-        let mut linker = Linker::new(engine);
-        Transform::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
-        TransformPre::new(linker.instantiate_pre(component)?).map(Self::Transform)
-    }
-}
 
 /// A configured instance in a store of its own. After an error it is dead and must be dropped.
 pub(super) struct Live {
@@ -98,7 +34,7 @@ pub(super) struct Live {
     _counted: Counted,
 }
 
-enum Guest {
+pub(super) enum Guest {
     Filter(Filter, filtering::Interest),
     Transform(Transform, transforming::Interest),
 }
@@ -122,12 +58,12 @@ impl Drop for Counted {
 impl Live {
     /// Instantiates and configures, within `time`. `Fault::Refused` is the guest's word on the settings.
     pub(super) fn new(
-        loaded: &Arc<Loaded>,
         instance: &Instance,
         limits: &PluginLimits,
         count: &Arc<AtomicUsize>,
         time: Duration,
     ) -> Result<Self, Fault> {
+        let loaded = &instance.plugin().0;
         let host = Host::new(&loaded.lines, instance, limits);
         let mut store = Store::new(loaded.engine(), host);
         store.limiter(|host| &mut host.limiter);
@@ -176,30 +112,6 @@ impl Live {
 fn names_kinds_alone(interest: &filtering::Interest) -> bool {
     let more = MetaFields::SOURCE | MetaFields::TIME;
     interest.body == BodyForm::None && interest.pointers.is_empty() && !interest.meta.intersects(more)
-}
-
-impl Loaded {
-    fn engine(&self) -> &Engine {
-        match &self.world {
-            World::Filter(pre) => pre.engine(),
-            World::Transform(pre) => pre.engine(),
-        }
-    }
-
-    fn configure(&self, store: &mut Store<Host>, settings: &str) -> wasmtime::Result<Result<Guest, String>> {
-        Ok(match &self.world {
-            World::Filter(pre) => {
-                let filter = pre.instantiate(&mut *store)?;
-                let interest = filter.tidegate_plugin_filtering().call_configure(store, settings)?;
-                interest.map(|interest| Guest::Filter(filter, interest))
-            }
-            World::Transform(pre) => {
-                let transform = pre.instantiate(&mut *store)?;
-                let interest = transform.tidegate_plugin_transforming().call_configure(store, settings)?;
-                interest.map(|interest| Guest::Transform(transform, interest))
-            }
-        })
-    }
 }
 
 impl Guest {

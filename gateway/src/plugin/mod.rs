@@ -11,6 +11,7 @@ mod engine;
 mod host;
 mod instance;
 mod memory;
+mod module;
 mod pointer;
 mod pool;
 #[cfg(test)]
@@ -29,8 +30,9 @@ use serde::Deserialize;
 
 use self::cache::Cache;
 use self::compiler::Compiler;
-use self::instance::{Judge, Loaded, Shape};
+use self::instance::{Judge, Shape};
 use self::memory::Memory;
+pub use self::module::{Plugin, PluginId, World};
 use self::pool::Pool;
 use crate::message::{Message, Tenant};
 
@@ -113,6 +115,13 @@ impl BuiltIn {
         }
     }
 
+    fn world(self) -> World {
+        match self {
+            Self::TypeFilter => World::Filter,
+            Self::FragmentsToCopy => World::Transform,
+        }
+    }
+
     fn wasm(self) -> &'static [u8] {
         match self {
             Self::TypeFilter => include_bytes!("../../../plugins/components/type-filter.wasm"),
@@ -120,12 +129,6 @@ impl BuiltIn {
                 include_bytes!("../../../plugins/components/fragments-to-copy.wasm")
             }
         }
-    }
-}
-
-impl fmt::Display for BuiltIn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 
@@ -137,7 +140,7 @@ pub struct Instance(Arc<Key>);
 struct Key {
     hash: u64,
     tenant: Tenant,
-    plugin: BuiltIn,
+    plugin: Plugin,
     settings: Box<str>,
     /// Whether API, action and type of a message decide over the verdict.
     kind_decides: bool,
@@ -146,8 +149,8 @@ struct Key {
 impl Instance {
     /// The plugin.
     #[must_use]
-    pub fn plugin(&self) -> BuiltIn {
-        self.0.plugin
+    pub fn plugin(&self) -> &Plugin {
+        &self.0.plugin
     }
 
     /// Whose it is.
@@ -165,9 +168,10 @@ impl Instance {
 
 impl PartialEq for Instance {
     fn eq(&self, other: &Self) -> bool {
-        let content = |Self(key): &Self| (key.hash, key.plugin);
-        Arc::ptr_eq(&self.0, &other.0)
-            || content(self) == content(other) && self.tenant() == other.tenant() && self.settings() == other.settings()
+        fn content(Instance(key): &Instance) -> (u64, &Plugin, &Tenant, &str) {
+            (key.hash, &key.plugin, &key.tenant, &key.settings)
+        }
+        Arc::ptr_eq(&self.0, &other.0) || content(self) == content(other)
     }
 }
 
@@ -181,7 +185,7 @@ impl Hash for Instance {
 
 impl fmt::Debug for Instance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {}", self.plugin(), self.tenant())
+        write!(f, "{} of {}", self.plugin().id(), self.tenant())
     }
 }
 
@@ -245,7 +249,7 @@ pub enum PluginError {
     #[error("plugin {plugin}: {reason}")]
     Component {
         /// Which.
-        plugin: &'static str,
+        plugin: PluginId,
         /// What is wrong with it.
         reason: String,
     },
@@ -253,7 +257,7 @@ pub enum PluginError {
     #[error("plugin {plugin}: {fault}")]
     Fault {
         /// Which.
-        plugin: &'static str,
+        plugin: PluginId,
         /// How.
         fault: Fault,
     },
@@ -272,6 +276,7 @@ struct Inner {
     hasher: RandomState,
     settings_bytes: usize,
     compiled: usize,
+    built_in: Vec<Plugin>,
 }
 
 impl Plugins {
@@ -294,28 +299,36 @@ impl Plugins {
             replaced
                 .and_then(|wasm| {
                     let wasm = wasm.as_deref().unwrap_or(plugin.wasm());
-                    let compile = || compiler.compile(&engine, limits, plugin.name(), wasm);
-                    let component = cache.load(&engine, plugin.name(), wasm, compile)?;
-                    Loaded::new(&engine, plugin, &component, limits.log_lines)
+                    let id = PluginId::from(plugin);
+                    let compile = || compiler.compile(&engine, limits, &id.name, wasm);
+                    let component = cache.load(&engine, &id.name, wasm, compile)?;
+                    Plugin::new(&engine, id, plugin.world(), &component, limits.log_lines)
                 })
-                .map_err(|reason| PluginError::Component { plugin: plugin.name(), reason })
+                .map_err(|reason| PluginError::Component { plugin: plugin.into(), reason })
         };
-        let loaded = BuiltIn::ALL.into_iter().map(&mut load).collect::<Result<Vec<_>, _>>()?;
+        let built_in = BuiltIn::ALL.into_iter().map(&mut load).collect::<Result<Vec<_>, _>>()?;
         let inner = Inner {
-            pool: Pool::start(&engine, limits, loaded)?,
+            pool: Pool::start(&engine, limits)?,
             memory: Memory::new(),
             hasher: RandomState::new(),
             settings_bytes: limits.settings_bytes,
             compiled: cache.compiled(),
+            built_in,
         };
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// A plugin that every gateway has.
+    #[must_use]
+    pub fn built_in(&self, plugin: BuiltIn) -> &Plugin {
+        &self.0.built_in[plugin as usize]
     }
 
     /// The instance for these settings, after a live one has accepted them.
     ///
     /// # Errors
     /// [`PluginError::Settings`] with the guest's text for the user; [`PluginError::Fault`] if the guest fails on them.
-    pub async fn configure(&self, tenant: &Tenant, plugin: BuiltIn, settings: &str) -> Result<Instance, PluginError> {
+    pub async fn configure(&self, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Instance, PluginError> {
         let limit = self.0.settings_bytes;
         if settings.len() > limit {
             return Err(PluginError::Settings(format!("the settings are longer than {limit} bytes").into()));
@@ -323,14 +336,14 @@ impl Plugins {
         let key = Key {
             hash: self.0.hasher.hash_one((tenant, plugin, settings)),
             tenant: tenant.clone(),
-            plugin,
+            plugin: plugin.clone(),
             settings: settings.into(),
             kind_decides: false,
         };
         match self.0.pool.configure(&Instance(Arc::new(key.clone()))).await {
             Ok(kind_decides) => Ok(Instance(Arc::new(Key { kind_decides, ..key }))),
             Err(Fault::Refused(text)) => Err(PluginError::Settings(text)),
-            Err(fault) => Err(PluginError::Fault { plugin: plugin.name(), fault }),
+            Err(fault) => Err(PluginError::Fault { plugin: plugin.id().clone(), fault }),
         }
     }
 
@@ -341,9 +354,9 @@ impl Plugins {
 
     /// What [`Plugins::judge`] answers, without asking where the verdicts on all messages of a batch are known.
     pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
-        let Inner { memory, pool, .. } = &*self.0;
+        let memory = &self.0.memory;
         let recall = |(instance, messages): &(Instance, Vec<Arc<Message>>)| {
-            memory.recall(instance, messages).inspect(|known| pool.count(instance, known.len()))
+            memory.recall(instance, messages).inspect(|known| Pool::count(instance, known.len()))
         };
         let known: Vec<_> = batches.iter().map(recall).collect();
         let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());

@@ -14,7 +14,7 @@ use wasmtime::Engine;
 
 use super::engine::Clock;
 use super::host::Batch;
-use super::instance::{Live, Loaded, Work, faulted};
+use super::instance::{Live, Work};
 use super::{Fault, Instance, PluginError, PluginLimits};
 use crate::message::Message;
 
@@ -55,22 +55,16 @@ struct Lane {
 struct Shared {
     clock: Clock,
     limits: PluginLimits,
-    loaded: Vec<Arc<Loaded>>,
     live: Arc<AtomicUsize>,
     stopped: AtomicBool,
 }
 
 impl Pool {
-    pub(super) fn start(engine: &Engine, limits: &PluginLimits, loaded: Vec<Loaded>) -> Result<Self, PluginError> {
+    pub(super) fn start(engine: &Engine, limits: &PluginLimits) -> Result<Self, PluginError> {
         let failed = |error: std::io::Error| PluginError::Start(error.to_string());
         let clock = Clock::start(engine.weak()).map_err(failed)?;
-        let shared = Arc::new(Shared {
-            clock,
-            limits: limits.clone(),
-            loaded: loaded.into_iter().map(Arc::new).collect(),
-            live: Arc::default(),
-            stopped: AtomicBool::new(false),
-        });
+        let shared =
+            Arc::new(Shared { clock, limits: limits.clone(), live: Arc::default(), stopped: AtomicBool::new(false) });
         let mut pool = Self { shared, lanes: Vec::new(), threads: Mutex::default() };
         let workers = thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
         for number in 0..workers {
@@ -135,8 +129,8 @@ impl Pool {
     }
 
     /// Counts messages that are judged without a call.
-    pub(super) fn count(&self, instance: &Instance, messages: usize) {
-        self.shared.loaded[instance.plugin() as usize].messages.increment(messages as u64);
+    pub(super) fn count(instance: &Instance, messages: usize) {
+        instance.plugin().0.messages.increment(messages as u64);
     }
 
     pub(super) fn live_instances(&self) -> usize {
@@ -261,8 +255,7 @@ impl Worker {
 
 impl Shared {
     fn instantiate(&self, instance: &Instance, time: Duration) -> Result<Live, Fault> {
-        let loaded = &self.loaded[instance.plugin() as usize];
-        Live::new(loaded, instance, &self.limits, &self.live, time)
+        Live::new(instance, &self.limits, &self.live, time)
     }
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message
@@ -319,7 +312,7 @@ impl Shared {
     }
 
     fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>, time: Duration) {
-        let loaded = &self.loaded[instance.plugin() as usize];
+        let loaded = &instance.plugin().0;
         loaded.messages.increment(answers.len() as u64);
         loaded.seconds.record(time);
         for fault in answers.iter().filter_map(|answer| answer.as_ref().err()) {
@@ -328,12 +321,11 @@ impl Shared {
     }
 
     fn report(&self, instance: &Instance, fault: &Fault) {
-        let plugin = instance.plugin().name();
-        faulted(plugin, fault.kind()).increment(1);
-        let loaded = &self.loaded[instance.plugin() as usize];
-        if let Some(suppressed) = loaded.faults.pass(Instant::now()) {
-            let (tenant, kind) = (instance.tenant(), fault.kind());
-            tracing::warn!(plugin, %tenant, kind, %fault, suppressed, "plugin fault");
+        let plugin = &instance.plugin().0;
+        plugin.faulted(fault.kind()).increment(1);
+        if let Some(suppressed) = plugin.faults.pass(Instant::now()) {
+            let (plugin, tenant, kind) = (instance.plugin().id(), instance.tenant(), fault.kind());
+            tracing::warn!(%plugin, %tenant, kind, %fault, suppressed, "plugin fault");
         }
     }
 }

@@ -55,7 +55,7 @@ fn message(kind: &str, body: &str) -> Arc<Message> {
 }
 
 async fn instance(plugins: &Plugins, plugin: BuiltIn, settings: &str) -> Instance {
-    plugins.configure(&"t1".into(), plugin, settings).await.unwrap()
+    plugins.configure(&"t1".into(), plugins.built_in(plugin), settings).await.unwrap()
 }
 
 async fn judge(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<bool, Fault>> {
@@ -98,7 +98,7 @@ async fn the_type_filter_judges_its_vectors() {
     let vectors: Vec<FilterVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
     for FilterVector { name, settings, error, messages } in vectors {
-        match (plugins.configure(&"t1".into(), FILTER, &settings).await, error) {
+        match (plugins.configure(&"t1".into(), plugins.built_in(FILTER), &settings).await, error) {
             (Ok(instance), None) => {
                 let batch = messages.iter().map(|m| message(&m.r#type, "{}")).collect();
                 let expected: Vec<_> = messages.iter().map(|m| Ok(m.passes)).collect();
@@ -136,7 +136,7 @@ async fn fragments_to_copy_shapes_its_vectors() {
     let vectors: Vec<TransformVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
     for TransformVector { name, settings, error, messages } in vectors {
-        match (plugins.configure(&"t1".into(), TRANSFORM, &settings).await, error) {
+        match (plugins.configure(&"t1".into(), plugins.built_in(TRANSFORM), &settings).await, error) {
             (Ok(instance), None) => {
                 // The gateway has not met all the APIs that the plugin knows.
                 let known: Vec<_> = messages.into_iter().filter_map(|m| Some((api(&m.api)?, m))).collect();
@@ -247,11 +247,13 @@ async fn what_is_remembered_is_what_the_plugin_says() {
 #[tokio::test]
 async fn wrong_settings_are_refused() {
     let plugins = start(&PluginLimits { settings_bytes: 100, ..PluginLimits::default() });
-    let Err(PluginError::Settings(text)) = plugins.configure(&"t1".into(), FILTER, "'a").await else {
+    let Err(PluginError::Settings(text)) = plugins.configure(&"t1".into(), plugins.built_in(FILTER), "'a").await else {
         panic!("accepted")
     };
     assert_eq!(&*text, "typeFilter: the quote at character 1 is never closed");
-    let Err(PluginError::Settings(text)) = plugins.configure(&"t1".into(), FILTER, &"a".repeat(101)).await else {
+    let Err(PluginError::Settings(text)) =
+        plugins.configure(&"t1".into(), plugins.built_in(FILTER), &"a".repeat(101)).await
+    else {
         panic!("accepted")
     };
     assert_eq!(&*text, "the settings are longer than 100 bytes");
@@ -380,7 +382,7 @@ async fn instances_are_shared_bounded_and_dropped_when_idle() {
     let plugins = start(&PluginLimits { instances: 3 * workers, ..PluginLimits::default() });
     let first = instance(&plugins, FILTER, "'a'").await;
     assert_eq!(first, instance(&plugins, FILTER, "'a'").await);
-    assert_ne!(first, plugins.configure(&"t2".into(), FILTER, "'a'").await.unwrap());
+    assert_ne!(first, plugins.configure(&"t2".into(), plugins.built_in(FILTER), "'a'").await.unwrap());
     for i in 0..40 {
         instance(&plugins, FILTER, &format!("'{i}'")).await;
         assert!(plugins.live_instances() <= 3 * workers);
@@ -454,7 +456,7 @@ fn unusable_components_are_refused() {
         fs::write(dir.path().join("type-filter.wasm"), wasm).unwrap();
         let limits = PluginLimits { component_bytes: 1 << 20, ..quick() };
         match Plugins::start(&limits, &Compiler::Here, &shared_cache(), Some(dir.path())) {
-            Err(PluginError::Component { plugin: "type-filter", reason }) => reason,
+            Err(PluginError::Component { plugin, reason }) if plugin == FILTER.into() => reason,
             other => panic!("{:?}", other.err()),
         }
     };
@@ -480,7 +482,7 @@ async fn a_stopped_pool_answers_at_once() {
     assert!(matches!(running[..], [Err(Fault::Deadline | Fault::Stopped)]), "{running:?}");
     assert_eq!(waiting, vec![Err(Fault::Stopped); 2]);
     assert_eq!(judge(&plugins, &filter, messages(1)).await, [Err(Fault::Stopped)]);
-    let refused = plugins.configure(&"t1".into(), FILTER, "").await;
+    let refused = plugins.configure(&"t1".into(), plugins.built_in(FILTER), "").await;
     assert!(matches!(refused, Err(PluginError::Fault { fault: Fault::Stopped, .. })));
     assert_eq!(plugins.live_instances(), 0);
 }
@@ -515,12 +517,9 @@ fn a_guest_sees_the_running_batch_only() {
     use super::bindings::filter::tidegate::plugin::{body_access::Host as _, log, log::Host as _, types::ValueResult};
     use super::host::{Batch, Host};
 
-    let engine = engine::engine(&quick()).unwrap();
-    let compile = || Compiler::Here.compile(&engine, &quick(), FILTER.name(), FILTER.wasm());
-    let component = Cache::open(&shared_cache()).load(&engine, FILTER.name(), FILTER.wasm(), compile).unwrap();
-    let loaded = Loaded::new(&engine, FILTER, &component, 10).unwrap();
-    let key = Key { hash: 0, tenant: "t1".into(), plugin: FILTER, settings: "".into(), kind_decides: false };
-    let mut host = Host::new(&loaded.lines, &Instance(Arc::new(key)), &quick());
+    let plugin = start(&quick()).built_in(FILTER).clone();
+    let key = Key { hash: 0, tenant: "t1".into(), plugin: plugin.clone(), settings: "".into(), kind_decides: false };
+    let mut host = Host::new(&plugin.0.lines, &Instance(Arc::new(key)), &quick());
     assert!(host.get(0, "/n".into()).is_err(), "nothing runs");
     let bodies = (0..3).map(|n| message("", &format!(r#"{{"n":{n},"s":"é","o":{{"x":[1]}},"b":true,"z":null}}"#)));
     host.batch = Some(Batch::new(&Arc::new(bodies.collect()), 1..3));
@@ -536,5 +535,5 @@ fn a_guest_sees_the_running_batch_only() {
     for _ in 0..20 {
         host.write(log::Level::Info, "é".repeat(1000)).unwrap();
     }
-    assert!(loaded.lines.pass(Instant::now()).is_none(), "the guest has used its lines up");
+    assert!(plugin.0.lines.pass(Instant::now()).is_none(), "the guest has used its lines up");
 }

@@ -16,10 +16,10 @@ pub struct Route {
     pub subscription: Subscription,
     /// The topic that it feeds.
     pub topic: Arc<TopicKey>,
-    /// Decides whether a message is forwarded.
-    pub filter: Option<Instance>,
-    /// Reshapes what is forwarded.
-    pub transform: Option<Instance>,
+    /// Decide one after another whether a message is forwarded.
+    pub filters: Vec<Instance>,
+    /// Reshape one after another what is forwarded.
+    pub transforms: Vec<Instance>,
 }
 
 /// All subscriptions of all tenants.
@@ -181,7 +181,7 @@ mod tests {
         }
         let subscription = Subscription { id, ..Subscription::parse(body.to_string().as_bytes()).unwrap() };
         let topic = Arc::new(TopicKey { tenant: "t".into(), name: "s".into(), non_persistent: false });
-        Route { subscription, topic, filter: None, transform: None }
+        Route { subscription, topic, filters: Vec::new(), transforms: Vec::new() }
     }
 
     /// Ids of subscriptions with the types of their frames, in order.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::json::Invalid;
 use crate::message::{Action, Api, Message};
@@ -11,6 +11,8 @@ use crate::platform::parse_id;
 
 /// Longest `subscription` name, in characters.
 const NAME_CHARS: usize = 255;
+/// Filters, and transforms, that a subscription may name.
+const PLUGINS: usize = 8;
 
 /// `context`: what kind of messages a subscription may forward.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -20,6 +22,30 @@ pub enum Context {
     Mo,
     /// Messages of the whole tenant.
     Tenant,
+}
+
+/// What becomes of a message that a plugin fails on (`tidegate.onFault`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFault {
+    /// It stays on disk, unjudged, and later ones of the same source wait behind it.
+    #[default]
+    Hold,
+    /// It is not forwarded.
+    Drop,
+    /// It is forwarded as if the plugin were not there.
+    Pass,
+}
+
+/// A plugin that a subscription names, with what it is told (a member of `tidegate.filters` or `tidegate.transforms`).
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PluginUse {
+    /// Its name.
+    pub plugin: String,
+    /// `None`: the newest one there is when the subscription is created. Built-in plugins have none.
+    pub version: Option<u32>,
+    /// Handed to the plugin's `configure` as JSON text.
+    pub settings: Value,
 }
 
 /// A subscription: it forwards the messages that it matches to the topic `subscription`.
@@ -45,6 +71,16 @@ pub struct Subscription {
     /// Whether consumers of the topic are told what they missed (`tidegate.gapMessages`).
     #[serde(default)]
     pub gap_messages: Option<bool>,
+    /// What decides after the type filter, in order (`tidegate.filters`).
+    #[serde(default)]
+    pub filters: Vec<PluginUse>,
+    /// What reshapes before the fragments are copied, in order (`tidegate.transforms`). An entry `fragments-to-copy` has
+    /// that done in its place.
+    #[serde(default)]
+    pub transforms: Vec<PluginUse>,
+    /// See [`OnFault`].
+    #[serde(default)]
+    pub on_fault: Option<OnFault>,
 }
 
 impl Subscription {
@@ -72,7 +108,7 @@ impl Subscription {
         let non_persistent = boolean(&mut members, "nonPersistent", "nonPersistent")?.unwrap_or(false);
         let (apis, type_filter) = parse_filter(&mut members, context)?;
         let fragments_to_copy = texts(&mut members, "fragmentsToCopy", "fragmentsToCopy")?.filter(|f| !f.is_empty());
-        let gap_messages = parse_extension(&mut members)?;
+        let Extension { gap_messages, filters, transforms, on_fault } = Extension::parse(&mut members)?;
         if non_persistent && gap_messages == Some(true) {
             return Err(Invalid::new("tidegate.gapMessages", "is only for persistent subscriptions"));
         }
@@ -89,6 +125,9 @@ impl Subscription {
             type_filter,
             fragments_to_copy,
             gap_messages,
+            filters,
+            transforms,
+            on_fault,
         })
     }
 
@@ -166,9 +205,50 @@ impl Subscription {
             set("fragmentsToCopy", fragments.clone().into());
         }
         set("nonPersistent", self.non_persistent.into());
-        if let Some(gap_messages) = self.gap_messages {
-            set("tidegate", Map::from_iter([("gapMessages".to_owned(), gap_messages.into())]).into());
+        let extension = self.render_extension();
+        if !extension.is_empty() {
+            set("tidegate", extension.into());
         }
+        out.into()
+    }
+
+    fn render_extension(&self) -> Map<String, Value> {
+        let mut out = Map::new();
+        let mut set = |name: &str, value: Option<Value>| out.extend(value.map(|value| (name.to_owned(), value)));
+        let plugins = |list: &[PluginUse]| (!list.is_empty()).then(|| list.iter().map(PluginUse::render).collect());
+        set("filters", plugins(&self.filters));
+        set("transforms", plugins(&self.transforms));
+        set("onFault", self.on_fault.map(|on_fault| json!(on_fault)));
+        set("gapMessages", self.gap_messages.map(Value::from));
+        out
+    }
+}
+
+impl PluginUse {
+    fn parse(field: &str, value: Value) -> Result<Self, Invalid> {
+        let mut members = object(field, value)?;
+        let within = |name: &str| format!("{field}.{name}");
+        let plugin = text(&mut members, "plugin", &within("plugin"))?;
+        let plugin = plugin.ok_or_else(|| Invalid::new(&within("plugin"), "must name a plugin"))?;
+        let version = match take(&mut members, "version") {
+            None => None,
+            Some(Value::String(latest)) if latest == "latest" => None,
+            Some(version) => match version.as_u64().and_then(|version| u32::try_from(version).ok()) {
+                Some(version) if version > 0 => Some(version),
+                _ => return Err(Invalid::new(&within("version"), "must be a number from 1 on, or \"latest\"")),
+            },
+        };
+        let settings = members.remove("settings").unwrap_or_else(|| json!({}));
+        match members.keys().next() {
+            Some(unknown) => Err(Invalid::new(&within(unknown), "is not a known member of it")),
+            None => Ok(Self { plugin, version, settings }),
+        }
+    }
+
+    fn render(&self) -> Value {
+        let mut out = Map::from_iter([("plugin".to_owned(), self.plugin.clone().into())]);
+        out.extend(self.version.map(|version| ("version".to_owned(), version.into())));
+        out.insert("settings".to_owned(), self.settings.clone());
         out.into()
     }
 }
@@ -208,15 +288,50 @@ fn parse_source(members: &mut Map<String, Value>, context: Context) -> Result<Op
     id.map(Some).ok_or_else(|| Invalid::new("source.id", "must be the id of a managed object"))
 }
 
-/// What is ours and not the platform's: whether there are gap messages.
-fn parse_extension(members: &mut Map<String, Value>) -> Result<Option<bool>, Invalid> {
-    let Some(extension) = take(members, "tidegate") else { return Ok(None) };
-    let mut extension = object("tidegate", extension)?;
-    let gap_messages = boolean(&mut extension, "gapMessages", "tidegate.gapMessages")?;
-    match extension.keys().next() {
-        Some(unknown) => Err(Invalid::new(&format!("tidegate.{unknown}"), "is not a known member of it")),
-        None => Ok(gap_messages),
+/// What is ours and not the platform's.
+#[derive(Default)]
+struct Extension {
+    gap_messages: Option<bool>,
+    filters: Vec<PluginUse>,
+    transforms: Vec<PluginUse>,
+    on_fault: Option<OnFault>,
+}
+
+impl Extension {
+    fn parse(members: &mut Map<String, Value>) -> Result<Self, Invalid> {
+        let Some(extension) = take(members, "tidegate") else { return Ok(Self::default()) };
+        let mut extension = object("tidegate", extension)?;
+        let parsed = Self {
+            gap_messages: boolean(&mut extension, "gapMessages", "tidegate.gapMessages")?,
+            filters: plugins(&mut extension, "filters")?,
+            transforms: plugins(&mut extension, "transforms")?,
+            on_fault: match text(&mut extension, "onFault", "tidegate.onFault")?.as_deref() {
+                None => None,
+                Some("hold") => Some(OnFault::Hold),
+                Some("drop") => Some(OnFault::Drop),
+                Some("pass") => Some(OnFault::Pass),
+                Some(_) => return Err(Invalid::new("tidegate.onFault", "must be 'hold', 'drop' or 'pass'")),
+            },
+        };
+        match extension.keys().next() {
+            Some(unknown) => Err(Invalid::new(&format!("tidegate.{unknown}"), "is not a known member of it")),
+            None => Ok(parsed),
+        }
     }
+}
+
+fn plugins(extension: &mut Map<String, Value>, name: &str) -> Result<Vec<PluginUse>, Invalid> {
+    let field = format!("tidegate.{name}");
+    let list = match take(extension, name) {
+        None => return Ok(Vec::new()),
+        Some(Value::Array(list)) => list,
+        Some(_) => return Err(Invalid::new(&field, "must be an array")),
+    };
+    if list.len() > PLUGINS {
+        return Err(Invalid::new(&field, format!("must have at most {PLUGINS} members")));
+    }
+    let parse = |(at, value)| PluginUse::parse(&format!("{field}[{at}]"), value);
+    list.into_iter().enumerate().map(parse).collect()
 }
 
 type Filter = (Option<Vec<String>>, Option<String>);
@@ -316,6 +431,39 @@ mod tests {
         let seed = r#"{"context":"mo","subscription":"s","source":{"id":2468,"name":"x","self":"y"},
             "filter":{"apis":["measurements"],"type":"'a'"},"id":"1","self":"z","fragmentsToCopy":null}"#;
         assert_eq!(Subscription::parse(platform.as_bytes()).unwrap(), Subscription::parse(seed.as_bytes()).unwrap());
+    }
+
+    #[test]
+    fn plugins_are_named_in_the_extension() {
+        let body = r#"{"context":"tenant","subscription":"s","tidegate":{"onFault":"pass","filters":[
+            {"plugin":"threshold","version":2,"settings":{"limit":1.50}},{"plugin":"sampling","version":"latest"}],
+            "transforms":[{"plugin":"fragments-to-copy"}]}}"#;
+        let parsed = Subscription::parse(body.as_bytes()).unwrap();
+        assert_eq!(parsed.on_fault, Some(OnFault::Pass));
+        assert_eq!((parsed.filters[0].version, parsed.filters[1].version), (Some(2), None));
+        assert_eq!(
+            parsed.render("", None)["tidegate"],
+            json!({"onFault": "pass", "filters": [
+                {"plugin": "threshold", "version": 2, "settings": {"limit": 1.5}}, {"plugin": "sampling", "settings": {}}],
+                "transforms": [{"plugin": "fragments-to-copy", "settings": {}}]})
+        );
+        let extension =
+            |text: &str| refused(&format!(r#"{{"context":"tenant","subscription":"s","tidegate":{text}}}"#));
+        for (text, expected) in [
+            (r#"{"filters":{}}"#, "tidegate.filters: must be an array"),
+            (r#"{"filters":[{}]}"#, "tidegate.filters[0].plugin: must name a plugin"),
+            (
+                r#"{"transforms":[{"plugin":"a","version":0}]}"#,
+                "tidegate.transforms[0].version: must be a number from 1 on",
+            ),
+            (r#"{"filters":[{"plugin":"a"},{"plugin":"b","x":1}]}"#, "tidegate.filters[1].x: is not a known member"),
+            (r#"{"onFault":"retry"}"#, "tidegate.onFault: must be 'hold', 'drop' or 'pass'"),
+        ] {
+            let text = extension(text);
+            assert!(text.starts_with(expected), "{text}");
+        }
+        let many = format!(r#"{{"filters":[{}]}}"#, [r#"{"plugin":"a"}"#; PLUGINS + 1].join(","));
+        assert_eq!(extension(&many), "tidegate.filters: must have at most 8 members");
     }
 
     #[test]
