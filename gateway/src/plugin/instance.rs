@@ -12,7 +12,7 @@ use super::bindings::filter::Filter;
 use super::bindings::filter::exports::tidegate::plugin::filtering;
 use super::bindings::filter::tidegate::plugin::types::{Body, BodyForm, Meta, MetaFields, State, ValueParam};
 use super::bindings::transform::Transform;
-use super::bindings::transform::exports::tidegate::plugin::transforming;
+use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
@@ -77,7 +77,7 @@ impl Live {
         allow(&mut store, time);
         let guest = match loaded.configure(&mut store, instance.settings()) {
             Ok(Ok(guest)) => guest,
-            Ok(Err(text)) => return Err(Fault::Refused(cut(&text).into())),
+            Ok(Err(text)) => return Err(refused(&text)),
             Err(error) => return Err(fault(&store, &error)),
         };
         guest.check()?;
@@ -100,10 +100,6 @@ impl Live {
         self.store.data_mut().batch = Some(batch.clone());
         let answers = W::call(self, batch.messages())?;
         self.store.data_mut().batch = None;
-        let messages = batch.messages().len();
-        if answers.len() != messages {
-            return Err(Fault::WrongLength { messages, answers: answers.len() });
-        }
         self.used = Instant::now();
         Ok(answers)
     }
@@ -166,8 +162,8 @@ impl Work for Judge {
             })
             .collect();
         let verdicts = filter.tidegate_plugin_filtering().call_evaluate(&mut live.store, &batch);
-        let verdicts = verdicts.map_err(|error| fault(&live.store, &error))?;
-        Ok(verdicts.into_iter().map(Ok).collect())
+        let verdicts = one_each(verdicts.map_err(|error| fault(&live.store, &error))?, messages)?;
+        Ok(verdicts.into_iter().map(|verdict| verdict.map_err(|text| refused(&text))).collect())
     }
 }
 
@@ -183,17 +179,32 @@ impl Work for Shape {
         };
         let batch: Vec<transforming::Message<'_>> = messages
             .iter()
-            .map(|message| transforming::Message { meta: meta(message, interest.meta), body: &message.body })
+            .map(|message| transforming::Message {
+                meta: meta(message, interest.meta),
+                body: body(message, interest.body),
+            })
             .collect();
         let bodies = transform.tidegate_plugin_transforming().call_apply(&mut live.store, &batch);
-        let bodies = bodies.map_err(|error| fault(&live.store, &error))?;
+        let bodies = one_each(bodies.map_err(|error| fault(&live.store, &error))?, messages)?;
         Ok(bodies
             .into_iter()
-            .map(|body| match body {
-                Ok(body) => checked(body, live.output_bytes),
-                Err(text) => Err(Fault::Refused(cut(&text).into())),
+            .zip(messages)
+            .map(|(body, message)| match body {
+                Ok(NewBody::Unchanged) => Ok(message.body.clone()),
+                Ok(NewBody::Bytes(body)) => checked(body, live.output_bytes),
+                Ok(NewBody::Text(body)) => checked(body.into_bytes(), live.output_bytes),
+                Err(text) => Err(refused(&text)),
             })
             .collect())
+    }
+}
+
+/// Refuses answers that can't be told which message they belong to.
+fn one_each<T>(answers: Vec<T>, messages: &[Arc<Message>]) -> Result<Vec<T>, Fault> {
+    if answers.len() == messages.len() {
+        Ok(answers)
+    } else {
+        Err(Fault::WrongLength { messages: messages.len(), answers: answers.len() })
     }
 }
 
@@ -244,13 +255,18 @@ fn checked(body: Vec<u8>, limit: usize) -> Result<Bytes, Fault> {
     if object { Ok(body.into()) } else { wrong("a body that is no JSON object") }
 }
 
-/// What an error of wasmtime means to the plugin's user. Its backtrace is left out: names in it may hold paths.
 /// Gives the next call `time`.
 fn allow(store: &mut Store<Host>, time: Duration) {
     store.data_mut().budget = Budget::of(time);
     store.set_epoch_deadline(Clock::ticks(time));
 }
 
+/// The guest's own word.
+fn refused(text: &str) -> Fault {
+    Fault::Refused(cut(text).into())
+}
+
+/// What an error of wasmtime means to the plugin's user. Its backtrace is left out: names in it may hold paths.
 fn fault(store: &Store<Host>, error: &wasmtime::Error) -> Fault {
     if store.data().limiter.denied {
         return Fault::Memory;

@@ -23,8 +23,9 @@ macro_rules! filter {
                     })
                 }
 
-                fn evaluate(batch: Vec<Message>) -> Vec<bool> {
-                    $evaluate(batch)
+                fn evaluate(batch: Vec<Message>) -> Vec<Result<bool, String>> {
+                    let verdicts: Vec<bool> = $evaluate(batch);
+                    verdicts.into_iter().map(Ok).collect()
                 }
             }
 
@@ -40,7 +41,9 @@ macro_rules! transform {
         #[cfg(target_arch = "wasm32")]
         mod component {
             #![allow(unsafe_code, missing_docs, reason = "generated bindings")]
-            use exports::tidegate::plugin::transforming::{Guest, Interest, Message, MetaFields, State};
+            use exports::tidegate::plugin::transforming::{
+                Body, BodyForm, Guest, Interest, Message, MetaFields, NewBody, State,
+            };
 
             wit_bindgen::generate!({ path: "../../wit", world: "transform" });
 
@@ -48,11 +51,15 @@ macro_rules! transform {
 
             impl Guest for Component {
                 fn configure(_settings: String) -> Result<Interest, String> {
-                    Ok(Interest { meta: MetaFields::empty(), state: State::None })
+                    Ok(Interest { meta: MetaFields::empty(), body: BodyForm::Bytes, state: State::None })
                 }
 
-                fn apply(batch: Vec<Message>) -> Vec<Result<Vec<u8>, String>> {
-                    batch.into_iter().map(|message| Ok($reshape(message.body))).collect()
+                fn apply(batch: Vec<Message>) -> Vec<Result<NewBody, String>> {
+                    let reshape = |message: Message| match message.body {
+                        Body::Bytes(body) => Ok(NewBody::Bytes($reshape(body))),
+                        other => unreachable!("invariant: the host passes what the interest names, not {other:?}"),
+                    };
+                    batch.into_iter().map(reshape).collect()
                 }
             }
 

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use exports::tidegate::plugin::transforming::{Guest, Interest, Message, MetaFields, State};
+use exports::tidegate::plugin::transforming::{Body, BodyForm, Guest, Interest, Message, MetaFields, NewBody, State};
 
 use crate::Projection;
 
@@ -18,15 +18,17 @@ impl Guest for Component {
         let projection = Projection::parse(&settings).map_err(|error| error.to_string())?;
         PROJECTION.set(projection).map_err(|_| "configured twice".to_owned())?;
         arena::keep();
-        Ok(Interest { meta: MetaFields::API, state: State::None })
+        Ok(Interest { meta: MetaFields::API, body: BodyForm::Bytes, state: State::None })
     }
 
-    fn apply(batch: Vec<Message>) -> Vec<Result<Vec<u8>, String>> {
+    fn apply(batch: Vec<Message>) -> Vec<Result<NewBody, String>> {
         let projection = PROJECTION.get().expect("invariant: the host configures before it applies");
-        let project = |mut message: Message| {
-            let api = message.meta.api.as_deref().expect("invariant: the host passes what the interest names");
-            match projection.project(api, &mut message.body) {
-                Ok(()) => Ok(message.body),
+        let project = |message: Message| {
+            let (Some(api), Body::Bytes(mut body)) = (message.meta.api, message.body) else {
+                unreachable!("invariant: the host passes what the interest names");
+            };
+            match projection.project(&api, &mut body) {
+                Ok(()) => Ok(NewBody::Bytes(body)),
                 Err(error) => Err(error.to_string()),
             }
         };

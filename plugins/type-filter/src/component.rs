@@ -21,9 +21,9 @@ impl Guest for Component {
         Ok(Interest { meta: MetaFields::TYPE, body: BodyForm::None, pointers: Vec::new(), state: State::None })
     }
 
-    fn evaluate(batch: Vec<Message>) -> Vec<bool> {
+    fn evaluate(batch: Vec<Message>) -> Vec<Result<bool, String>> {
         let filter = FILTER.get().expect("invariant: the host configures before it evaluates");
-        batch.iter().map(|message| message.meta.type_.as_deref().is_some_and(|of| filter.matches(of))).collect()
+        batch.iter().map(|message| Ok(message.meta.type_.as_deref().is_some_and(|of| filter.matches(of)))).collect()
     }
 }
 
