@@ -101,11 +101,6 @@ async fn a_verdict_too_few() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_json() {
-    misbehaves("fragments-to-copy", "garbage", 300).await;
-}
-
-#[tokio::test]
 async fn an_answer_of_64_mib() {
     misbehaves("fragments-to-copy", "huge", 300).await;
 }

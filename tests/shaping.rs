@@ -1,8 +1,11 @@
 //! What the built-in plugins make of messages: `typeFilter`, `fragmentsToCopy`, and bodies as they go out.
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, forwarded, measurement, typed, value_of};
+use crate::harness::{Endpoint, Gateway, forwarded, measurement, typed, value_of};
+use crate::plugins::faulty;
 
 const PATH: &str = "/measurement/measurements";
 
@@ -224,4 +227,29 @@ async fn hundreds_of_subscriptions_share_what_they_can_and_still_differ() {
         assert_eq!(value_of(&consumer.receive().await.json()), number);
         assert_eq!(value_of(&consumer.receive().await.json()), 99);
     }
+}
+
+// Seed 001: "If the notification is binary data or includes binary data then it will be Base64-encoded."
+#[tokio::test]
+async fn what_is_no_text_is_base64_in_frames_and_as_it_is_in_pushes() {
+    const MADE: &[u8] = b"\xff\xfe\n\n{\"not\": JSON\r\n\0";
+    let push = "[push]\nallowed_networks = '127.0.0.1'\n";
+    let (gateway, _components) = faulty("fragments-to-copy", "garbage", push).await;
+    let device = gateway.device("pump").await;
+    let mut subscription = forwarded("Sub1", &device);
+    subscription["fragmentsToCopy"] = json!(["c8y_Reading"]);
+    gateway.subscribe(&subscription).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    let mut endpoint = Endpoint::start().await;
+    let pushed = json!({"subscription": "Sub1", "subscriber": "subB", "push": {"uri": endpoint.url("/in")}});
+    gateway.post("/tidegate/v1/consumers", &pushed).await.expect(201);
+    gateway.measure(&device, "t", 1).await;
+
+    let frame = consumer.receive().await;
+    assert_eq!(frame.headers[0], "content-transfer-encoding:base64");
+    assert_eq!(STANDARD.decode(&frame.body).unwrap(), MADE);
+    assert!(frame.message_id() > 0);
+    let request = endpoint.next().await;
+    assert_eq!(request.header("content-type"), "application/octet-stream");
+    assert_eq!(request.body, MADE);
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 
 use crate::backlog::{self, Attached, Bodies};
 use crate::message::{self, Message};
@@ -24,14 +25,21 @@ const PAGE_MESSAGES: usize = 256;
 /// Bytes that are read and rendered at a time, which each consumer that does not read costs (at least one message).
 const PAGE_BYTES: usize = 128 << 10;
 
+/// The header line of a body that is Base64; there is none where the body is as it was.
+pub(crate) const BASE64: &str = "content-transfer-encoding:base64";
+
 /// The frame of `message` without what a delivery adds, see [`message::form`].
 ///
-/// A body that is no UTF-8 text goes as Base64 (seed 001, "Notification message header and content").
+/// A body that is no UTF-8 text goes as Base64 (seed 001, "Notification message header and content"), and a header line says so.
 #[must_use]
 pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
-    let encoded = std::str::from_utf8(body).is_err().then(|| STANDARD.encode(body));
-    let body = encoded.as_ref().map_or(body, String::as_bytes);
-    message::form(&message.tenant, kind, message.source.as_str(), message.action, body)
+    let form = |headers: &str, body: &[u8]| {
+        message::form(&message.tenant, kind, message.source.as_str(), message.action, headers, body)
+    };
+    match std::str::from_utf8(body) {
+        Ok(_) => form("", body),
+        Err(_) => form(&format!("{BASE64}\n"), STANDARD.encode(body).as_bytes()),
+    }
 }
 
 /// The frame as the consumer gets it: acknowledgement, description, action, `message-id`, blank line, body.
@@ -68,19 +76,22 @@ pub struct Notification {
 }
 
 impl Notification {
-    /// Takes the parts of a stored form. A body that is no UTF-8 text is as it was before it went into Base64, which no JSON
-    /// object begins like and which hardly any text is.
+    /// Takes the parts of a stored form, the body as it was before it went into Base64.
     #[must_use]
     pub fn of(stored: &Bytes) -> Self {
         let end = memchr::memmem::find(stored, b"\n\n").unwrap_or(stored.len());
         let mut lines = stored[..end].split(|byte| *byte == b'\n').map(|line| stored.slice_ref(line));
         let (description, action) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());
-        let body = stored.slice((end + 2).min(stored.len())..);
-        let decoded = if body.starts_with(b"{") { None } else { STANDARD.decode(&body).ok() };
-        match decoded.filter(|bytes| std::str::from_utf8(bytes).is_err()) {
-            Some(bytes) => Self { description, action, body: bytes.into(), media_type: "application/octet-stream" },
-            None => Self { description, action, body, media_type: "application/json" },
+        let mut body = stored.slice((end + 2).min(stored.len())..);
+        let mut media_type = "application/octet-stream";
+        if lines.any(|line| line == BASE64) {
+            // What the disk has spoilt goes as it is.
+            body = STANDARD.decode(&body).map_or(body, Bytes::from);
+        } else {
+            let is_json = serde_json::from_slice::<IgnoredAny>(&body).is_ok();
+            media_type = if is_json { "application/json" } else { "text/plain;charset=utf-8" };
         }
+        Self { description, action, body, media_type }
     }
 }
 
@@ -197,25 +208,40 @@ mod tests {
             "AAAAAAAAAAF//////////w==\n/edge/measurements/1001\nCREATE\nmessage-id:9223372036854775807\n\n{}"
         );
         assert_eq!(frame.len(), stored.len() + HEADER_BYTES);
+    }
 
-        // Seed 001: "If the notification is binary data or includes binary data then it will be Base64-encoded."
-        for (body, expected) in [("{\"a\":\"ä\"}".as_bytes(), "{\"a\":\"ä\"}"), (b"{\"a\":\"\xff\"}", "eyJhIjoi/yJ9")]
-        {
+    /// Seed 001: "If the notification is binary data or includes binary data then it will be Base64-encoded."
+    #[test]
+    fn what_is_no_text_goes_as_base64_and_says_so() {
+        let message = Message {
+            tenant: "edge".into(),
+            api: Api::Measurements,
+            action: Action::Create,
+            source: "1001".into(),
+            kind: None,
+            time: "".into(),
+            body: Bytes::new(),
+        };
+        let json = "application/json";
+        let text = "text/plain;charset=utf-8";
+        for (body, header, sent, media_type) in [
+            ("{\"a\":\"ä\"}".as_bytes(), "", "{\"a\":\"ä\"}", json),
+            (b"[1]", "", "[1]", json),
+            (b"{\"a\":\"\xff\"}", "content-transfer-encoding:base64\n", "eyJhIjoi/yJ9", "application/octet-stream"),
+            (b"eyJhIjoi/yJ9", "", "eyJhIjoi/yJ9", text),
+            (b"a,b\n\n1,2\n", "", "a,b\n\n1,2\n", text),
+            (b"", "", "", text),
+        ] {
             let stored = stored_form(&message, "measurements", body);
-            assert_eq!(std::str::from_utf8(&stored).unwrap().split_once("\n\n").unwrap().1, expected);
+            assert_eq!(stored, format!("/edge/measurements/1001\nCREATE\n{header}\n{sent}"));
             let notification = Notification::of(&stored);
-            assert_eq!(notification.body, body, "as it was");
             assert_eq!(
-                (&*notification.description, &*notification.action),
-                (&b"/edge/measurements/1001"[..], &b"CREATE"[..])
+                (&*notification.description, &*notification.action, &*notification.body, notification.media_type),
+                (&b"/edge/measurements/1001"[..], &b"CREATE"[..], body, media_type)
             );
-            let media_type = if body == expected.as_bytes() { "application/json" } else { "application/octet-stream" };
-            assert_eq!(notification.media_type, media_type);
         }
-        // A text is not taken for Base64, and no form is beyond it.
-        for (stored, body) in
-            [("/t/a/1\nUPDATE\n\nall well", "all well"), ("/t/a/1\nDELETE\n\n\n\n", "\n\n"), ("/t/a/1", "")]
-        {
+        // No form is beyond it.
+        for (stored, body) in [("/t/a/1\nDELETE\n\n\n\n", "\n\n"), ("/t/a/1", "")] {
             assert_eq!(Notification::of(&Bytes::from_static(stored.as_bytes())).body, body);
         }
     }

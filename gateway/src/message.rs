@@ -100,13 +100,13 @@ impl Action {
     }
 }
 
-/// A frame without what a delivery adds: description line, action line, blank line, `body`. The description is
-/// `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
+/// A frame without what a delivery adds: description line, action line, `headers` (whole lines), blank line, `body`. The
+/// description is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
 #[must_use]
-pub fn form(tenant: &Tenant, kind: &str, source: &str, action: Action, body: &[u8]) -> Bytes {
-    let (tenant, action) = (tenant.as_str(), action.as_str());
-    let mut form = Vec::with_capacity(tenant.len() + kind.len() + source.len() + action.len() + body.len() + 6);
-    for part in ["/", tenant, "/", kind, "/", source, "\n", action, "\n\n"] {
+pub fn form(tenant: &Tenant, kind: &str, source: &str, action: Action, headers: &str, body: &[u8]) -> Bytes {
+    let parts = ["/", tenant.as_str(), "/", kind, "/", source, "\n", action.as_str(), "\n", headers, "\n"];
+    let mut form = Vec::with_capacity(parts.iter().map(|part| part.len()).sum::<usize>() + body.len());
+    for part in parts {
         form.extend_from_slice(part.as_bytes());
     }
     form.extend_from_slice(body);

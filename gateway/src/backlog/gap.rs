@@ -59,7 +59,7 @@ impl Gap {
         body.extend_from_slice(br#"","to":""#);
         time::write(last_ms, &mut body);
         body.extend_from_slice(format!(r#"","reason":"{}"}}"#, reason.as_str()).as_bytes());
-        message::form(tenant, "gap", consumer, Action::Create, &body)
+        message::form(tenant, "gap", consumer, Action::Create, "", &body)
     }
 }
 

@@ -19,6 +19,7 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use tokio_util::sync::CancellationToken;
 
 use super::{Client, TIMEOUT};
+use crate::dispatch::BASE64;
 use crate::outbound::{Stream, root_cause};
 
 /// How long the closing handshake may take before the socket is dropped.
@@ -126,6 +127,8 @@ pub(crate) struct Frame<'a> {
     pub(crate) action: &'a str,
     /// What follows the blank line.
     pub(crate) body: &'a str,
+    /// Whether the body is Base64 of what is no text.
+    pub(crate) base64: bool,
     /// The number in the line `message-id`.
     pub(crate) message_id: Option<u64>,
 }
@@ -137,14 +140,19 @@ impl<'a> Frame<'a> {
         let mut lines = head.split('\n');
         let mut line = || lines.next().unwrap_or_default();
         let (ack, description, action) = (line(), line(), line());
-        let message_id = lines.find_map(|line| line.strip_prefix("message-id:")?.trim().parse().ok());
-        Self { ack, description, action, body, message_id }
+        let (mut base64, mut message_id) = (false, None);
+        for line in lines {
+            base64 |= line == BASE64;
+            message_id = message_id.or_else(|| line.strip_prefix("message-id:")?.trim().parse().ok());
+        }
+        Self { ack, description, action, body, base64, message_id }
     }
 
-    /// Description, action and body on one line, `-` for a missing part.
+    /// Description, action and body on one line, `-` for a missing part; what is no text follows `base64:`.
     pub(crate) fn line(&self) -> String {
         let part = |text: &str| if text.is_empty() { "-".to_owned() } else { text.replace(['\n', '\r'], " ") };
-        format!("{} {} {}\n", part(self.description), part(self.action), part(self.body))
+        let form = if self.base64 { "base64:" } else { "" };
+        format!("{} {} {form}{}\n", part(self.description), part(self.action), part(self.body))
     }
 }
 
@@ -229,6 +237,7 @@ mod tests {
             ("a1\n/edge/gap/subA\nCREATE\n\n", "a1", "/edge/gap/subA CREATE -\n"),
             ("a1\n/edge/new/1\nMOVE\n\nx\ny\r\n\nz", "a1", "/edge/new/1 MOVE x y   z\n"),
             ("a1\n\nbody", "a1", "- - body\n"),
+            ("a1\n/t/a/1\nCREATE\ncontent-transfer-encoding:base64\n\n//4=", "a1", "/t/a/1 CREATE base64://4=\n"),
             ("a1", "a1", "- - -\n"),
             ("", "", "- - -\n"),
         ] {

@@ -17,6 +17,7 @@ use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
 use super::{Fault, Instance, PluginLimits};
+use crate::json;
 use crate::message::Message;
 
 const COMPONENT_HANDLES: usize = 1000;
@@ -241,18 +242,20 @@ fn value<'a>(found: &'a Found<'_>) -> ValueParam<'a> {
     }
 }
 
-/// A body must be one JSON object on one line: anything else would break the frames that carry it.
+/// A body as it goes on. JSON is put on one line, since clients that read frames by lines would break it; everything else stays as
+/// it is.
 fn checked(body: Vec<u8>, limit: usize) -> Result<Bytes, Fault> {
-    let wrong = |what: &str| Err(Fault::Output(what.into()));
     if body.len() > limit {
-        return wrong("a body that is too long");
+        return Err(Fault::Output("a body that is too long".into()));
     }
     // Without a way out of the loop it is done many bytes at a time.
-    if body.iter().fold(false, |found, &byte| found | (byte < b' ')) {
-        return wrong("a body with control characters");
+    let plain = body.iter().fold(true, |plain, byte| plain & (b' '..=b'~').contains(byte));
+    if !plain && let Ok(json) = serde_json::from_slice::<&RawValue>(&body) {
+        let mut line = Vec::with_capacity(body.len());
+        json::one_line(json.get(), &mut line);
+        return Ok(line.into());
     }
-    let object = body.first() == Some(&b'{') && serde_json::from_slice::<&RawValue>(&body).is_ok();
-    if object { Ok(body.into()) } else { wrong("a body that is no JSON object") }
+    Ok(body.into())
 }
 
 /// Gives the next call `time`.
@@ -335,13 +338,21 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_one_object_on_one_line() {
+    fn json_goes_on_one_line_and_everything_else_as_it_is() {
         let check = |body: &[u8]| checked(body.to_vec(), 20);
-        assert_eq!(check(br#"{"a":"\u00e4"}"#).as_deref(), Ok(&br#"{"a":"\u00e4"}"#[..]));
-        for wrong in [&b""[..], b"[]", b"1", b"{}x", b"{", b"{\n}", b"{\"a\":\"\t\"}", b"{\"a\":\"\xff\"}", b" {}"] {
-            assert!(matches!(check(wrong), Err(Fault::Output(_))), "{wrong:?}");
+        for (body, expected) in [
+            (&b"{\"a\":1}"[..], &b"{\"a\":1}"[..]),
+            (b"{\n \"a\":\r\n\t1.50\n}\n", b"{\"a\":1.50}"),
+            ("{\"a\":\"\u{2028}ä\"}".as_bytes(), "{\"a\":\"\\u2028ä\"}".as_bytes()),
+            (b"[1,\n2]", b"[1,2]"),
+            (b"a,b\n1,2\n", b"a,b\n1,2\n"),
+            (b"{\"a\":\n", b"{\"a\":\n"),
+            (b"\xff\n\n\0", b"\xff\n\n\0"),
+            (b"", b""),
+        ] {
+            assert_eq!(check(body).as_deref(), Ok(expected), "{body:?}");
         }
-        assert!(check(br#"{"a":"0123456789ab"}"#).is_ok());
-        assert_eq!(check(br#"{"a":"0123456789abc"}"#), Err(Fault::Output("a body that is too long".into())));
+        assert!(check(&[b'x'; 20]).is_ok());
+        assert_eq!(check(&[b'x'; 21]), Err(Fault::Output("a body that is too long".into())));
     }
 }

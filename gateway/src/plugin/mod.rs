@@ -209,7 +209,7 @@ pub enum Fault {
         /// Given.
         answers: usize,
     },
-    /// What it returned is no body: see the text.
+    /// What it returned cannot be used: see the text.
     #[error("the plugin returned {0}")]
     Output(Box<str>),
     /// The guest's own error text, for this message or for its settings.
@@ -369,7 +369,8 @@ impl Plugins {
         known.into_iter().map(|known| known.or_else(|| asked.next()).unwrap_or_default()).collect()
     }
 
-    /// A new body for each message of each batch, in their order: one JSON object on one line, at most `output_bytes` long.
+    /// A new body for each message of each batch, in their order, at most `output_bytes` long: whatever the transform makes, but
+    /// JSON on one line.
     /// The instances must be of transforms.
     pub async fn shape(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<Bytes, Fault>>> {
         self.0.pool.run::<Shape>(batches).await
