@@ -8,13 +8,11 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
 use crate::harness::{
-    Gateway, alarm, event, exchange, forwarded, in_time, measurement, operation, raw, typed, value_of,
+    BASIC, Gateway, alarm, event, exchange, forwarded, in_time, measurement, operation, raw, typed, value_of,
 };
 use crate::plugins::faulty;
 
 const MEASUREMENTS: &str = "/measurement/measurements";
-/// Credentials of the administrator.
-const BASIC: &str = "Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n";
 
 /// A gateway with a device whose measurements go to the topic `Sub1`.
 async fn line(config: &str) -> (Gateway, String) {

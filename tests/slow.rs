@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::io::AsyncReadExt as _;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::harness::{Consumer, Gateway, eventually, forwarded, in_time, measurement, upgraded, value_of};
+use crate::harness::{BASIC, Consumer, Gateway, eventually, forwarded, in_time, measurement, upgraded, value_of};
 
 /// A gateway with a device whose measurements go to the topic `Sub1`.
 async fn line(config: &str) -> (Gateway, String) {
@@ -208,4 +208,74 @@ async fn a_client_that_does_not_read_costs_little_memory() {
     let each = gateway.rss_kib().saturating_sub(before) / CLIENTS;
     // 40 MB wait for each of them.
     assert!(each < 1_000, "{each} KiB for each");
+}
+
+/// Room for the answers of [`asking`] beside a small limit: two fit.
+const ROOM: &str = "[limits]\nunsent_bytes = 10485760\n";
+/// A list of 4 MB.
+const LARGE: &str = "/measurement/measurements?pageSize=40";
+
+/// A gateway whose list [`LARGE`] is full.
+async fn large_list(config: &str) -> Gateway {
+    let (gateway, device) = line(config).await;
+    fill(&gateway, &device, 1..=40, 100_000).await;
+    gateway
+}
+
+/// A client that has asked for the large list and lets the kernel take little of it.
+async fn asking(gateway: &Gateway) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(16 << 10).unwrap();
+    let mut socket = socket.connect(gateway.addr).await.unwrap();
+    let request = format!("GET {LARGE} HTTP/1.1\r\nHost: x\r\n{BASIC}Connection: close\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    socket
+}
+
+// `limits.unsent_bytes`: those who do not read take no more than that, nothing from those who ask for little, and give it back.
+#[tokio::test]
+async fn answers_that_are_not_read_have_bounded_room() {
+    let gateway = large_list(ROOM).await;
+    gateway.get(LARGE).await.expect(200);
+    let before = gateway.rss_kib();
+    let mut sockets = Vec::new();
+    for _ in 0..60 {
+        sockets.push(asking(&gateway).await);
+    }
+    let lost = async || gateway.metric("tidegate_answers_lost_total").await;
+    eventually("the answers past the limit", async || (lost().await >= 20.0).then_some(())).await;
+    let grown = gateway.rss_kib().saturating_sub(before);
+    assert!(grown < 80_000, "{grown} KiB");
+    let unsent = gateway.metric("tidegate_unsent_bytes").await;
+    assert!((4e6..=10_485_760.0).contains(&unsent), "{unsent} B");
+    gateway.get(LARGE).await.error(503, "Too many large answers");
+    gateway.get("/measurement/measurements?pageSize=1&type=none").await.expect(200);
+    let device = gateway.device("pump").await;
+    let many: Vec<_> = (1..=40).map(|value| padded(&device, value, 100_000)).collect();
+    let done = gateway.post("/measurement/measurements", &json!({"measurements": many})).await.expect(201);
+    assert!(done.text().is_empty(), "it is done, but there is no room to say more");
+    drop(sockets);
+    eventually("room for the next", async || (gateway.get(LARGE).await.status == 200).then_some(())).await;
+    eventually("nothing unsent", async || (gateway.metric("tidegate_unsent_bytes").await == 0.0).then_some(())).await;
+}
+
+// `limits.answer_bytes_per_second`: over `limits.request_seconds`, and only while the client is waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_trickles_is_cut_off_and_one_that_reads_on_is_not() {
+    const CONFIG: &str =
+        "[limits]\nrequest_seconds = 1\nanswer_bytes_per_second = 65536\n[consumer]\ndead_seconds = 1\n";
+    let gateway = large_list(CONFIG).await;
+    let read = async |pause: Duration, bytes: usize| {
+        let (mut socket, mut piece, mut taken) = (asking(&gateway).await, vec![0; bytes], 0);
+        while let Ok(read @ 1..) = socket.read(&mut piece).await {
+            taken += read;
+            tokio::time::sleep(pause).await;
+        }
+        taken
+    };
+    let (trickled, steady) =
+        tokio::join!(read(Duration::from_millis(100), 512), read(Duration::from_millis(20), 32 << 10));
+    assert!(trickled < 1_000_000, "{trickled} B");
+    assert!(steady > 4_000_000, "{steady} B");
+    assert_eq!(gateway.metric("tidegate_answers_lost_total").await, 1.0);
 }

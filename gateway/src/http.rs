@@ -25,8 +25,9 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::answers::Unsent;
 use crate::api::drop_empty_segments;
-use crate::socket::Socket;
+use crate::socket::{Pace, Socket};
 use crate::telemetry::{Connected, count, tls_handshakes_failed};
 
 /// Bytes that are read ahead of a connection; a head that does not fit is 431.
@@ -41,9 +42,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 pub struct ConnectionLimits {
     /// Open connections, upgraded ones too; the next ones wait in the kernel.
     pub connections: usize,
-    /// A request's head has to arrive within this time; the handshake of TLS before it as well. A peer that takes nothing of its
-    /// answer for this long is left.
+    /// A request's head has to arrive within this time; the handshake of TLS before it as well.
     pub head: Duration,
+    /// Bytes per second that a peer has to take of what there is for it; one that takes less over [`ConnectionLimits::head`] is left.
+    pub answer_bytes_per_second: u64,
     /// A peer whose TCP does not answer for this long is gone.
     pub dead: Duration,
 }
@@ -66,14 +68,19 @@ impl Http {
 
     /// Serves until `stop` ends; then closes the listener and returns when the requests at hand are answered.
     /// Upgraded connections are not waited for. Requests carry the [`Scheme`] that they came by as an extension.
-    pub async fn serve(self, router: Router, limits: ConnectionLimits, stop: CancellationToken) {
+    pub async fn serve(self, router: Router, limits: ConnectionLimits, unsent: Unsent, stop: CancellationToken) {
         let (scheme, kind) = if self.tls.is_some() { (Scheme::HTTPS, "https") } else { (Scheme::HTTP, "http") };
         let router = TowerToHyperService::new(router);
         // Done here, since each layer of a router costs every request some boxes.
         let service = service_fn(move |mut request: Request<Incoming>| {
             drop_empty_segments(request.uri_mut());
             request.extensions_mut().insert(scheme.clone());
-            router.call(request).inspect_ok(|response| count().response(response.status()))
+            let (unsent, may_be_repeated) = (unsent.clone(), request.method().is_safe());
+            router.call(request).map_ok(move |response| {
+                let response = unsent.hold(response, may_be_repeated);
+                count().response(response.status());
+                response
+            })
         });
         let connections = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(limits.connections));
@@ -90,7 +97,8 @@ impl Http {
                     continue;
                 }
             };
-            let socket = match Socket::new(stream, limits.dead, limits.head, place) {
+            let pace = Pace::new(limits.answer_bytes_per_second, limits.head);
+            let socket = match Socket::new(stream, limits.dead, pace, place) {
                 Ok(socket) => socket,
                 Err(error) => {
                     tracing::debug!(%error, "a connection was gone at once");

@@ -20,6 +20,7 @@
 
 pub mod accounts;
 pub mod admin;
+pub mod answers;
 pub mod api;
 pub mod auth;
 pub mod backlog;

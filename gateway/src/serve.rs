@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::accounts::Account;
+use crate::answers::Unsent;
 use crate::api::{self, ADMIN, App};
 use crate::auth::{Authenticator, ConsumerTokens, DEFAULT_TENANT, KEYS, KeyKind, Roles, SigningKey, UserRow, Users};
 use crate::auth::{generate_password, hash_password};
@@ -86,8 +87,10 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let limits = ConnectionLimits {
         connections: config.limits.connections,
         head: Duration::from_secs(config.limits.request_seconds),
+        answer_bytes_per_second: config.limits.answer_bytes_per_second,
         dead: Duration::from_secs(config.consumer.dead_seconds),
     };
+    let unsent = Unsent::new(config.limits.unsent_bytes);
     let url = listeners.url(config.http.public_url.as_deref());
     let base_url = config.http.public_url.as_deref().unwrap_or(&url).trim_end_matches('/').to_owned();
     let ready = listeners.ready();
@@ -101,7 +104,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
 
     tokio::spawn(api::watch_full_topics(app.clone(), base_url));
     let stop = CancellationToken::new();
-    let serving = tokio::spawn(listeners.serve(api::router(app.clone()), limits, stop.clone()));
+    let serving = tokio::spawn(listeners.serve(api::router(app.clone()), limits, unsent, stop.clone()));
     tracing::info!(addresses = %ready, "serving");
     if let Some(file) = &args.ready_file {
         write_ready_file(file, &ready)?;
@@ -176,13 +179,13 @@ impl Listeners {
     }
 
     /// Serves on all of them until `stop` ends and the requests at hand are answered.
-    async fn serve(self, router: axum::Router, limits: ConnectionLimits, stop: CancellationToken) {
+    async fn serve(self, router: axum::Router, limits: ConnectionLimits, unsent: Unsent, stop: CancellationToken) {
         if let Some(certificate) = self.certificate {
             tokio::spawn(reload_on_hangup(certificate, stop.clone()));
         }
         let serve = async |listener: Option<Http>| {
             if let Some(listener) = listener {
-                listener.serve(router.clone(), limits, stop.clone()).await;
+                listener.serve(router.clone(), limits, unsent.clone(), stop.clone()).await;
             }
         };
         tokio::join!(serve(self.http), serve(self.https));

@@ -1,4 +1,4 @@
-//! A TCP connection that ends when its peer has vanished, and only then.
+//! A TCP connection that ends when its peer has vanished, or reads its answers too slowly, and only then.
 //!
 //! The kernel's own user timeout would also end the connection of a peer that is there and does not read for a while: a
 //! consumer that is busy with a message. So the kernel is asked from time to time when it last heard from the peer.
@@ -16,6 +16,8 @@ use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
+use crate::telemetry::answers_lost;
+
 /// Bytes that the kernel queues for a connection beyond what is on its way, so that what is urgent (the answer to a consumer's
 /// ping) does not stand behind megabytes.
 #[cfg(target_os = "linux")]
@@ -25,11 +27,9 @@ const UNSENT_BYTES: u32 = 128 << 10;
 pub struct Socket {
     stream: TcpStream,
     watch: Watch,
-    /// How long a peer may take nothing of what there is for it, unless the connection is upgraded.
-    patience: Duration,
+    /// How fast the peer takes what there is for it; of no interest once the connection is upgraded.
+    pace: Pace,
     upgraded: Arc<AtomicBool>,
-    /// Since when it has taken nothing.
-    stuck: Option<Instant>,
     /// Given back with the connection, whatever it has been upgraded to.
     _place: OwnedSemaphorePermit,
 }
@@ -40,6 +40,18 @@ struct Watch {
     silence: Duration,
     next: Pin<Box<Sleep>>,
     suspect: bool,
+}
+
+/// How fast a peer takes what there is for it. Only time counts in which it is waited for, so that neither pauses between
+/// answers nor short answers make anybody slow.
+pub struct Pace {
+    /// Bytes that it has to take within [`Pace::period`].
+    least: u64,
+    period: Duration,
+    taken: u64,
+    waited: Duration,
+    /// Since when it is being waited for.
+    waiting: Option<Instant>,
 }
 
 /// What the kernel knows of a peer.
@@ -53,8 +65,8 @@ struct Heard {
 
 impl Socket {
     /// Watches over `stream`, which holds `place` while it is open: a peer that does not answer on TCP for `dead` is gone, and
-    /// so is one that takes nothing of an answer for `patience`.
-    pub fn new(stream: TcpStream, dead: Duration, patience: Duration, place: OwnedSemaphorePermit) -> io::Result<Self> {
+    /// so is one that is slower than `pace`.
+    pub fn new(stream: TcpStream, dead: Duration, pace: Pace, place: OwnedSemaphorePermit) -> io::Result<Self> {
         stream.set_nodelay(true)?;
         let socket = SockRef::from(&stream);
         let third = (dead / 3).max(Duration::from_secs(1));
@@ -64,25 +76,12 @@ impl Socket {
         socket.set_tcp_notsent_lowat(UNSENT_BYTES)?;
         let pause = dead / 6;
         let watch = Watch { pause, silence: dead * 2 / 3, next: Box::pin(sleep(pause)), suspect: false };
-        Ok(Self { stream, watch, patience, upgraded: Arc::default(), stuck: None, _place: place })
+        Ok(Self { stream, watch, pace, upgraded: Arc::default(), _place: place })
     }
 
     /// To be set when the connection is a WebSocket: then who does not read is a matter of its idle time.
     pub fn upgraded(&self) -> Arc<AtomicBool> {
         self.upgraded.clone()
-    }
-
-    /// Notes whether the peer takes what there is for it.
-    fn taken<T>(&mut self, written: &Poll<T>) {
-        if written.is_ready() {
-            self.stuck = None;
-        } else {
-            self.stuck.get_or_insert_with(Instant::now);
-        }
-    }
-
-    fn is_stuck(&self) -> bool {
-        !self.upgraded.load(Ordering::Relaxed) && self.stuck.is_some_and(|since| since.elapsed() >= self.patience)
     }
 
     /// `pending`, or that the peer is gone.
@@ -96,10 +95,45 @@ impl Socket {
             if self.watch.is_gone(heard(&self.stream)?) {
                 return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer has vanished")));
             }
-            if self.is_stuck() {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer does not read")));
+            if self.pace.is_slow() && !self.upgraded.load(Ordering::Relaxed) {
+                answers_lost("slow").increment(1);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer reads too slowly")));
             }
         }
+    }
+}
+
+impl Pace {
+    /// At least so many bytes per second, over `period`.
+    #[must_use]
+    pub fn new(bytes_per_second: u64, period: Duration) -> Self {
+        let least = bytes_per_second.saturating_mul(period.as_secs()).max(1);
+        Self { least, period, taken: 0, waited: Duration::ZERO, waiting: None }
+    }
+
+    /// Notes what a write came to.
+    fn note(&mut self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Ready(taken) => {
+                self.waited += self.waiting.take().map_or(Duration::ZERO, |since| since.elapsed());
+                self.taken += taken.as_ref().map_or(0, |bytes| *bytes as u64);
+            }
+            Poll::Pending => {
+                self.waiting.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// Whether too little was taken in a whole period; begins the next one when one is over.
+    fn is_slow(&mut self) -> bool {
+        let waited = self.waited + self.waiting.map_or(Duration::ZERO, |since| since.elapsed());
+        if waited < self.period {
+            return false;
+        }
+        let slow = self.taken < self.least;
+        (self.taken, self.waited) = (0, Duration::ZERO);
+        self.waiting = self.waiting.map(|_| Instant::now());
+        slow
     }
 }
 
@@ -157,7 +191,7 @@ impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write(context, bytes);
-        this.taken(&written);
+        this.pace.note(&written);
         this.unless_gone(context, written)
     }
 
@@ -168,7 +202,7 @@ impl AsyncWrite for Socket {
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let written = Pin::new(&mut this.stream).poll_write_vectored(context, parts);
-        this.taken(&written);
+        this.pace.note(&written);
         this.unless_gone(context, written)
     }
 
@@ -204,7 +238,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (connected, accepted) = tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), listener.accept());
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        (Socket::new(accepted.unwrap().0, dead, patience, place).unwrap(), connected.unwrap())
+        (Socket::new(accepted.unwrap().0, dead, Pace::new(1, patience), place).unwrap(), connected.unwrap())
     }
 
     #[tokio::test]
@@ -267,7 +301,10 @@ mod tests {
         let sent = vec![b'x'; 20 << 20];
         let (mut watched, _peer) = patient(Duration::from_secs(1), Duration::from_millis(500)).await;
         let refused = watched.write_all(&sent).await.unwrap_err();
-        assert_eq!((refused.kind(), refused.to_string().as_str()), (io::ErrorKind::TimedOut, "the peer does not read"));
+        assert_eq!(
+            (refused.kind(), refused.to_string().as_str()),
+            (io::ErrorKind::TimedOut, "the peer reads too slowly")
+        );
         let (mut watched, _peer) = patient(Duration::from_secs(1), Duration::from_millis(500)).await;
         watched.upgraded().store(true, Ordering::Relaxed);
         let waiting = tokio::time::timeout(Duration::from_secs(2), watched.write_all(&sent)).await;

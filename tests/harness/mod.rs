@@ -21,7 +21,7 @@ pub(crate) use endpoint::{Endpoint, Pushed, Reply};
 pub(crate) use gateway::{Gateway, PASSWORD, Producer, Program, Setup, USER};
 #[cfg(target_os = "linux")]
 pub(crate) use mortal::Mortal;
-pub(crate) use raw::{exchange, raw, upgrade, upgraded};
+pub(crate) use raw::{BASIC, exchange, raw, upgrade, upgraded};
 pub(crate) use tls::Authority;
 pub(crate) use words::{TIME, alarm, event, forwarded, measurement, of_object, of_tenant, operation, typed, value_of};
 

@@ -7,6 +7,9 @@ use tokio::net::TcpStream;
 
 use super::{Stream, in_time};
 
+/// Credentials of the administrator, as a header line.
+pub(crate) const BASIC: &str = "Authorization: Basic ZWRnZS9hZG1pbjpjb3JyZWN0IGhvcnNlIGJhdHRlcnkgc3RhcGxl\r\n";
+
 /// Sends `request` and returns all that comes back until the gateway closes.
 pub(crate) async fn raw(addr: SocketAddr, request: &[u8]) -> String {
     let socket = in_time("connecting to the gateway", TcpStream::connect(addr)).await.unwrap();

@@ -178,6 +178,10 @@ pub struct Limits {
     pub admission: usize,
     /// Seconds for a request's head to arrive, or the connection is closed; then for its body, or it is 408.
     pub request_seconds: u64,
+    /// Bytes of answers that are longer than 64 KiB and not read yet; where the next one has no room it is 503.
+    pub unsent_bytes: usize,
+    /// Bytes per second that a client has to take of an answer; one that takes less over `request_seconds` is cut off.
+    pub answer_bytes_per_second: u64,
 }
 
 /// `backlog`
@@ -361,6 +365,8 @@ impl Default for Limits {
             push_consumers: 1_000,
             admission: 4_096,
             request_seconds: 30,
+            unsent_bytes: 64 * MIB,
+            answer_bytes_per_second: 16 * KIB as u64,
         }
     }
 }

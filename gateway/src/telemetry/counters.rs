@@ -13,6 +13,7 @@ const REFUSED: [&str; 10] =
     ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "unwritable", "locked", "failed", "stopping"];
 const FAILED: [&str; 4] = ["full", "unwritable", "locked", "failed"];
 const PUSHES: [&str; 6] = ["delivered", "refused", "unavailable", "timeout", "unreachable", "forbidden"];
+const LOST: [&str; 2] = ["no_room", "slow"];
 const CONNECTIONS: [&str; 3] = ["http", "https", "websocket"];
 
 static OFTEN: LazyLock<Often> = LazyLock::new(|| Often {
@@ -63,6 +64,8 @@ pub(super) fn register() {
     at_zero(requests_refused, &REFUSED);
     at_zero(commits_failed, &FAILED);
     at_zero(push_requests, &PUSHES);
+    at_zero(answers_lost, &LOST);
+    unsent_bytes().set(0.0);
     tls_handshakes_failed().increment(0);
     for kind in CONNECTIONS {
         connections(kind).set(0.0);
@@ -106,6 +109,32 @@ pub(crate) fn push_requests(outcome: &'static str) -> Counter {
 
 pub(crate) fn tls_handshakes_failed() -> Counter {
     counter!("tidegate_tls_handshakes_failed_total")
+}
+
+/// Answers that clients did not get, or not whole, since they or others read too slowly.
+pub(crate) fn answers_lost(reason: &'static str) -> Counter {
+    counter!("tidegate_answers_lost_total", "reason" => reason)
+}
+
+fn unsent_bytes() -> Gauge {
+    gauge!("tidegate_unsent_bytes")
+}
+
+/// Counts the bytes of a large answer while it lives.
+pub(crate) struct UnsentBytes(f64);
+
+impl UnsentBytes {
+    pub(crate) fn new(bytes: usize) -> Self {
+        let bytes = bytes as f64;
+        unsent_bytes().increment(bytes);
+        Self(bytes)
+    }
+}
+
+impl Drop for UnsentBytes {
+    fn drop(&mut self) {
+        unsent_bytes().decrement(self.0);
+    }
 }
 
 fn connections(kind: &'static str) -> Gauge {
