@@ -160,7 +160,7 @@ async fn plugins_are_compiled_by_a_child_that_says_what_is_wrong() {
     assert!(gateway.metric("tidegate_plugin_compilations_total").await >= 2.0);
     for (wasm, said) in [(&b"\0asm\x01\0\0\0"[..], "component"), (b"(not wasm", "expected")] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_tidegate"))
-            .args(["compile-plugin", "--stack-bytes", "262144"])
+            .args(["compile-plugin", "--stack-bytes", "262144", "--seconds", "60", "--bytes", "1073741824"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -46,17 +46,13 @@ enum Command {
     Check(CheckArgs),
     /// Compiles a plugin from standard input to standard output, within limits. The gateway calls this itself.
     #[command(name = compiler::COMMAND, hide = true)]
-    CompilePlugin {
-        /// Bytes of stack that a call may use.
-        #[arg(long)]
-        stack_bytes: usize,
-    },
+    CompilePlugin(compiler::ChildArgs),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
         // Without threads that could meet the child's limits.
-        Some(Command::CompilePlugin { stack_bytes }) => compiler::run_child(stack_bytes).map_err(anyhow::Error::msg),
+        Some(Command::CompilePlugin(args)) => compiler::run_child(&args).map_err(anyhow::Error::msg),
         None => run(tidegate::serve::run(ServeArgs::default())),
         Some(Command::Serve(args)) => run(tidegate::serve::run(args)),
         Some(Command::Listen(args)) => run(tidegate::listen::run(args)),

@@ -1,5 +1,6 @@
 //! `tidegate serve`: puts the rooms together, runs them, and takes them apart in order.
 
+use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -271,6 +272,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let subscriptions = index.clone();
     topics.listen_to(move |topic| subscriptions.asks_for_gaps(topic));
     api::load_subscriptions(&readers, &plugins, &index).await?;
+    plugins.tidy(HashSet::new()).await;
     let users = load_users(&readers).await?;
     let first_admin = if users.is_empty() { Some(first_admin().await?) } else { None };
     let pipeline_limits = PipelineLimits {
@@ -346,6 +348,10 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
             copy_bytes: settings.copy_bytes,
             instances: settings.instances,
             idle_seconds: settings.idle_seconds,
+            core_instances: settings.max_instances,
+            component_bytes: settings.max_bytes,
+            compile_seconds: settings.compile_seconds,
+            compile_bytes: settings.compile_bytes,
             ..PluginLimits::default()
         };
         if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {

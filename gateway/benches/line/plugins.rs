@@ -82,8 +82,9 @@ impl Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().build()?;
         let plugins = Plugins::start(&PluginLimits::default(), &Compiler::Here, cache, None)?;
         let tenant = Tenant::from("edge");
-        let configure =
-            |plugin, settings: &str| runtime.block_on(plugins.configure(&tenant, plugins.built_in(plugin), settings));
+        let configure = |plugin, settings: &str| {
+            runtime.block_on(plugins.configure(&tenant, plugins.built_in(plugin), settings, 1))
+        };
         let filter = configure(BuiltIn::TypeFilter, &type_filter())?;
         let transform = configure(BuiltIn::FragmentsToCopy, FRAGMENTS)?;
         let projection = Projection::parse(FRAGMENTS)?;

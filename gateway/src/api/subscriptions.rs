@@ -210,7 +210,7 @@ async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -
 async fn filters(plugins: &Plugins, tenant: &Tenant, subscription: &Subscription) -> Result<Vec<Instance>, ApiError> {
     let mut filters = Vec::new();
     if let Some(text) = &subscription.type_filter {
-        filters.push(configure(plugins, tenant, plugins.built_in(BuiltIn::TypeFilter), text).await?);
+        filters.push(configure(plugins, tenant, plugins.built_in(BuiltIn::TypeFilter), text, subscription.id).await?);
     }
     for (at, named) in subscription.filters.iter().enumerate() {
         filters.push(named_plugin(plugins, tenant, World::Filter, named, &format!("tidegate.filters[{at}]")).await?);
@@ -227,7 +227,8 @@ async fn transforms(
     let mut fragments = match &subscription.fragments_to_copy {
         Some(names) => {
             let settings = serde_json::to_string(names).expect("invariant: texts serialize");
-            Some(configure(plugins, tenant, plugins.built_in(BuiltIn::FragmentsToCopy), &settings).await?)
+            let plugin = plugins.built_in(BuiltIn::FragmentsToCopy);
+            Some(configure(plugins, tenant, plugin, &settings, subscription.id).await?)
         }
         None => None,
     };
@@ -258,8 +259,14 @@ async fn named_plugin(
     Err(Invalid::new(&format!("{field}.plugin"), there_is_none).into())
 }
 
-async fn configure(plugins: &Plugins, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Instance, ApiError> {
-    plugins.configure(tenant, plugin, settings).await.map_err(|error| match error {
+async fn configure(
+    plugins: &Plugins,
+    tenant: &Tenant,
+    plugin: &Plugin,
+    settings: &str,
+    subscription: u64,
+) -> Result<Instance, ApiError> {
+    plugins.configure(tenant, plugin, settings, subscription).await.map_err(|error| match error {
         // The guest knows which field its settings come from.
         PluginError::Settings(text) => ApiError::unprocessable(text.into_string()),
         other => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", other.to_string()),

@@ -249,6 +249,14 @@ pub struct Plugins {
     pub instances: usize,
     /// Seconds after which an unused instance goes.
     pub idle_seconds: u64,
+    /// Bytes of a component; a longer one is refused.
+    pub max_bytes: u64,
+    /// Core instances of a component; one with more fails when it is configured.
+    pub max_instances: usize,
+    /// Seconds of processor time that compiling a component may take; past it the component is refused.
+    pub compile_seconds: u64,
+    /// Bytes of memory that the compiler may use; past it the component is refused.
+    pub compile_bytes: u64,
 }
 
 /// `retention`
@@ -412,6 +420,10 @@ impl Default for Plugins {
             copy_bytes: 4 * MIB,
             instances: 256,
             idle_seconds: 60,
+            max_bytes: 4 * MIB as u64,
+            max_instances: 20,
+            compile_seconds: 60,
+            compile_bytes: 1_024 * MIB as u64,
         }
     }
 }

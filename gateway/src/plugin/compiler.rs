@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::Counter;
+use nix::sys::prctl::set_pdeathsig;
 use nix::sys::resource::{Resource, setrlimit};
+use nix::sys::signal::Signal;
 use wasmtime::Engine;
 
 use super::engine::engine;
@@ -20,9 +22,24 @@ use super::{PluginError, PluginLimits};
 /// Name of the hidden command that compiles.
 pub const COMMAND: &str = "compile-plugin";
 
-/// What the child may use: seconds of processor time and bytes of memory.
-const CPU_SECONDS: u64 = 60;
-const MEMORY_BYTES: u64 = 1 << 30;
+/// How much the child stands back behind the gateway.
+const NICE: i32 = 10;
+/// With what the child ends when it has said what is wrong.
+const REFUSED: i32 = 1;
+
+/// What the child is told. Its limits are for itself, the others for the engine that the code is made for.
+#[derive(clap::Args, Clone, Debug)]
+pub struct ChildArgs {
+    /// Bytes of stack that a call may use.
+    #[arg(long)]
+    stack_bytes: usize,
+    /// Seconds of processor time.
+    #[arg(long)]
+    seconds: u64,
+    /// Bytes of memory.
+    #[arg(long)]
+    bytes: u64,
+}
 
 /// Where components are compiled.
 #[derive(Clone, Debug)]
@@ -58,13 +75,14 @@ pub(super) fn compilations(plugin: &Arc<str>) -> Counter {
 }
 
 fn precompile(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
-    engine.precompile_component(wasm).map_err(|error| format!("{error:#}"))
+    engine.precompile_component(wasm).map_err(|error| format!("it can't be compiled: {error:#}"))
 }
 
 fn in_child(program: &PathBuf, limits: &PluginLimits, wasm: &[u8]) -> Result<Vec<u8>, String> {
     let unusable = |error: io::Error| format!("the compiler could not be run: {error}");
     let mut child = Command::new(program)
         .args([COMMAND, "--stack-bytes", &limits.stack_bytes.to_string()])
+        .args(["--seconds", &limits.compile_seconds.to_string(), "--bytes", &limits.compile_bytes.to_string()])
         .env_clear()
         // The allocator takes address space in advance, which would count as memory.
         .env("MIMALLOC_ARENA_EAGER_COMMIT", "0")
@@ -79,24 +97,41 @@ fn in_child(program: &PathBuf, limits: &PluginLimits, wasm: &[u8]) -> Result<Vec
     if output.status.success() {
         return Ok(output.stdout);
     }
-    let text = String::from_utf8_lossy(&output.stderr);
-    Err(if text.is_empty() { gave_up(output.status) } else { text.into_owned() })
+    Err(match output.status.code() {
+        Some(REFUSED) => {
+            let text = String::from_utf8_lossy(&output.stderr);
+            text.trim_start_matches("tidegate: ").trim_end().to_owned()
+        }
+        _ => gave_up(output.status, limits),
+    })
 }
 
-/// A child that dies without a word has met one of its limits.
-fn gave_up(status: ExitStatus) -> String {
-    format!("the compiler gave up on it ({status}): it may use {CPU_SECONDS} s and {MEMORY_BYTES} bytes")
+/// A child that dies without a word has met one of its limits, or an error of the compiler.
+fn gave_up(status: ExitStatus, limits: &PluginLimits) -> String {
+    let PluginLimits { compile_seconds, compile_bytes, .. } = limits;
+    format!("the compiler gave up on it ({status}): it may use {compile_seconds} s and {compile_bytes} bytes")
 }
 
 /// The child: compiles what comes in at standard input to standard output. The error is for standard error.
-pub fn run_child(stack_bytes: usize) -> Result<(), String> {
+pub fn run_child(args: &ChildArgs) -> Result<(), String> {
     let bound = |resource, limit| setrlimit(resource, limit, limit).map_err(|error| error.to_string());
-    bound(Resource::RLIMIT_CPU, CPU_SECONDS)?;
-    bound(Resource::RLIMIT_DATA, MEMORY_BYTES)?;
+    bound(Resource::RLIMIT_CPU, args.seconds)?;
+    bound(Resource::RLIMIT_DATA, args.bytes)?;
+    stand_back().map_err(|error| error.to_string())?;
+    // Nobody waits for its work once the gateway is gone.
+    set_pdeathsig(Signal::SIGKILL).map_err(|error| error.to_string())?;
     let text = |error: io::Error| error.to_string();
     let mut wasm = Vec::new();
     io::stdin().read_to_end(&mut wasm).map_err(text)?;
-    let engine = engine(&PluginLimits { stack_bytes, ..PluginLimits::default() })
+    let engine = engine(&PluginLimits { stack_bytes: args.stack_bytes, ..PluginLimits::default() })
         .map_err(|error: PluginError| error.to_string())?;
     io::stdout().write_all(&precompile(&engine, &wasm)?).map_err(text)
+}
+
+/// Gives this thread a low priority, and what it starts from then on.
+pub(super) fn stand_back() -> io::Result<()> {
+    #[allow(unsafe_code, reason = "no crate at hand wraps it")]
+    // SAFETY: it takes a number and touches no memory. On Linux a thread has a priority of its own, see setpriority(2), "BUGS".
+    let priority = unsafe { libc::nice(NICE) };
+    if priority == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

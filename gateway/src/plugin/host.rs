@@ -53,7 +53,7 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(lines: &Arc<Throttle>, instance: &Instance, limits: &PluginLimits) -> Self {
         Self {
-            limiter: Limiter { memory_left: limits.memory_bytes, denied: false },
+            limiter: Limiter::new(limits),
             budget: Budget::of(Duration::ZERO),
             batch: None,
             lines: Arc::clone(lines),
@@ -80,7 +80,7 @@ impl Budget {
 }
 
 /// The processor time that this thread has used.
-fn processor_time() -> Duration {
+pub(super) fn processor_time() -> Duration {
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
         .map(Duration::from)
         .expect("invariant: every thread has a clock of its own")
@@ -88,9 +88,23 @@ fn processor_time() -> Duration {
 
 /// Bounds what an instance holds, over all its memories and tables.
 pub(super) struct Limiter {
+    memory_bytes: usize,
     memory_left: usize,
+    instances: usize,
     /// The guest has asked for more memory than it may have.
     pub(super) denied: bool,
+}
+
+impl Limiter {
+    fn new(limits: &PluginLimits) -> Self {
+        let PluginLimits { memory_bytes, core_instances, .. } = *limits;
+        Self { memory_bytes, memory_left: memory_bytes, instances: core_instances, denied: false }
+    }
+
+    /// Bytes that its memories have.
+    pub(super) fn held(&self) -> usize {
+        self.memory_bytes - self.memory_left
+    }
 }
 
 impl ResourceLimiter for Limiter {
@@ -111,7 +125,7 @@ impl ResourceLimiter for Limiter {
     }
 
     fn instances(&self) -> usize {
-        20
+        self.instances
     }
 
     fn tables(&self) -> usize {

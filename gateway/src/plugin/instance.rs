@@ -16,7 +16,7 @@ use super::bindings::transform::exports::tidegate::plugin::transforming::{self, 
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
-use super::{Fault, Instance, PluginLimits};
+use super::{Fault, Instance, PluginLimits, Verdict};
 use crate::json;
 use crate::message::Message;
 
@@ -66,7 +66,7 @@ impl Live {
     ) -> Result<Self, Fault> {
         let loaded = &instance.plugin().0;
         let host = Host::new(&loaded.lines, instance, limits);
-        let mut store = Store::new(loaded.engine(), host);
+        let mut store = loaded.store(host)?;
         store.limiter(|host| &mut host.limiter);
         store.set_hostcall_fuel(limits.copy_bytes);
         store.set_max_component_handles(COMPONENT_HANDLES);
@@ -86,9 +86,17 @@ impl Live {
         Ok(Self { store, guest, imports: loaded.imports, output_bytes: limits.output_bytes, used, _counted })
     }
 
-    /// Whether API, action and type of a message decide over the verdict: a filter that is told nothing else.
-    pub(super) fn kind_decides(&self) -> bool {
-        matches!(&self.guest, Guest::Filter(_, interest) if !self.imports && names_kinds_alone(interest))
+    /// What it has said of itself.
+    pub(super) fn traits(&self) -> Traits {
+        Traits {
+            kind_decides: matches!(&self.guest, Guest::Filter(_, interest) if !self.imports && names_kinds_alone(interest)),
+            keeps_state: self.guest.state() == State::PerSource,
+        }
+    }
+
+    /// Bytes of linear memory that it holds; it never gives any back.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.store.data().limiter.held()
     }
 
     /// Asks about a batch, within `time`.
@@ -106,32 +114,44 @@ impl Live {
     }
 }
 
+/// What a plugin with its settings is like.
+#[derive(Clone, Copy)]
+pub(super) struct Traits {
+    /// Whether API, action and type of a message decide over the verdict: a filter that is told nothing else.
+    pub(super) kind_decides: bool,
+    /// Whether it keeps something for each source.
+    pub(super) keeps_state: bool,
+}
+
 fn names_kinds_alone(interest: &filtering::Interest) -> bool {
     let more = MetaFields::SOURCE | MetaFields::TIME;
-    interest.body == BodyForm::None && interest.pointers.is_empty() && !interest.meta.intersects(more)
+    let little = interest.body == BodyForm::None && interest.pointers.is_empty() && !interest.meta.intersects(more);
+    little && interest.state == State::None
 }
 
 impl Guest {
+    fn state(&self) -> State {
+        match self {
+            Self::Filter(_, interest) => interest.state,
+            Self::Transform(_, interest) => interest.state,
+        }
+    }
+
     /// Refuses what this gateway can't give.
     fn check(&self) -> Result<(), Fault> {
-        let (state, pointers) = match self {
-            Self::Filter(_, interest) => (interest.state, interest.pointers.len()),
-            Self::Transform(_, interest) => (interest.state, 0),
-        };
-        if state == State::PerSource {
-            return Err(Fault::Refused("it keeps state for each source, which a built-in plugin can't".into()));
+        match self {
+            Self::Filter(_, interest) if interest.pointers.len() > POINTERS => {
+                Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()))
+            }
+            _ => Ok(()),
         }
-        if pointers > POINTERS {
-            return Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()));
-        }
-        Ok(())
     }
 }
 
 /// A kind of question that a batch is put.
 pub(super) trait Work: 'static {
     /// What is answered for each message.
-    type Answer: Send + 'static;
+    type Answer: Into<Verdict> + Send + 'static;
 
     /// An outer error leaves the instance dead.
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Self::Answer, Fault>>, Fault>;
@@ -332,6 +352,7 @@ mod tests {
             filtering::Interest { meta: kind.meta | MetaFields::TIME, ..kind.clone() },
             filtering::Interest { body: BodyForm::Text, ..kind.clone() },
             filtering::Interest { pointers: vec!["/c8y_Temperature".into()], ..kind.clone() },
+            filtering::Interest { state: State::PerSource, ..kind.clone() },
         ] {
             assert!(!names_kinds_alone(&more), "{more:?}");
         }

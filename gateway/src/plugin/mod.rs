@@ -10,27 +10,32 @@ pub mod compiler;
 mod engine;
 mod host;
 mod instance;
+mod load;
 mod memory;
 mod module;
 mod pointer;
 mod pool;
 #[cfg(test)]
 mod tests;
+mod turns;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
 use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
 use std::io::Read as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde::Deserialize;
+use tokio::sync::OnceCell;
 
-use self::cache::Cache;
+pub use self::cache::digest;
 use self::compiler::Compiler;
 use self::instance::{Judge, Shape};
+use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, World};
 use self::pool::Pool;
@@ -53,8 +58,14 @@ pub struct PluginLimits {
     pub copy_bytes: usize,
     /// Bytes of settings text; more is refused with [`PluginError::Settings`].
     pub settings_bytes: usize,
-    /// Bytes of a component file that replaces a built-in one; more is [`PluginError::Component`].
+    /// Core instances of one component: most have one or three, Python's more than 20. More is [`Fault::Trap`].
+    pub core_instances: usize,
+    /// Bytes of a component that is loaded or replaces a built-in one; more is [`PluginError::Component`].
     pub component_bytes: u64,
+    /// Seconds of processor time that compiling a component may take; more is [`PluginError::Component`].
+    pub compile_seconds: u64,
+    /// Bytes of memory that the compiler may use; more is [`PluginError::Component`].
+    pub compile_bytes: u64,
     /// Live instances in the process, about 100 KiB each; at the limit the least recently used one is dropped, to be made
     /// anew when it is needed.
     pub instances: usize,
@@ -75,7 +86,10 @@ impl Default for PluginLimits {
             output_bytes: 1 << 20,
             copy_bytes: 4 << 20,
             settings_bytes: 32 << 10,
+            core_instances: 20,
             component_bytes: 4 << 20,
+            compile_seconds: 60,
+            compile_bytes: 1 << 30,
             instances: 256,
             idle_seconds: 60,
             queue: 64,
@@ -94,7 +108,7 @@ impl PluginLimits {
     }
 }
 
-/// The plugins that every gateway has.
+/// The built-in plugins that properties of subscriptions stand for. They are loaded at the start.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BuiltIn {
     /// A filter: passes the messages whose type its settings name.
@@ -109,30 +123,48 @@ impl BuiltIn {
     /// The plugin's name in subscriptions, metrics and files.
     #[must_use]
     pub fn name(self) -> &'static str {
-        match self {
-            Self::TypeFilter => "type-filter",
-            Self::FragmentsToCopy => "fragments-to-copy",
-        }
+        COMPONENTS[self as usize].0
     }
 
-    fn world(self) -> World {
-        match self {
+    /// Refuses a replacement that is for something else.
+    fn check(self, loaded: &Plugin) -> Result<(), PluginError> {
+        let world = match self {
             Self::TypeFilter => World::Filter,
             Self::FragmentsToCopy => World::Transform,
+        };
+        if loaded.world() == world {
+            return Ok(());
         }
-    }
-
-    fn wasm(self) -> &'static [u8] {
-        match self {
-            Self::TypeFilter => include_bytes!("../../../plugins/components/type-filter.wasm"),
-            Self::FragmentsToCopy => {
-                include_bytes!("../../../plugins/components/fragments-to-copy.wasm")
-            }
-        }
+        let reason = format!("its replacement is for the world '{}', not '{}'", loaded.world().name(), world.name());
+        Err(PluginError::Component { plugin: PluginId::built_in(self.name()), reason })
     }
 }
 
-/// A plugin with its settings, in one tenant. All subscriptions with the same three share one live instance.
+macro_rules! component {
+    ($name:literal) => {
+        ($name, include_bytes!(concat!("../../../plugins/components/", $name, ".wasm")))
+    };
+}
+
+/// The components in the program by name: those of [`BuiltIn`] in its order, then those that are loaded when they are first named.
+const COMPONENTS: [(&str, &[u8]); 2] = [component!("type-filter"), component!("fragments-to-copy")];
+
+/// What a plugin is made of.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A component of one of the worlds in `wit/plugin.wit`.
+    Component(&'a [u8]),
+    /// The text of a JavaScript function.
+    Script {
+        /// What it is for.
+        world: World,
+        /// The text.
+        text: &'a str,
+    },
+}
+
+/// A plugin with its settings, in one tenant. All subscriptions with the same three share one live instance, unless the plugin
+/// keeps state.
 #[derive(Clone)]
 pub struct Instance(Arc<Key>);
 
@@ -142,6 +174,8 @@ struct Key {
     tenant: Tenant,
     plugin: Plugin,
     settings: Box<str>,
+    /// The subscription that it belongs to, if it keeps state.
+    owner: Option<u64>,
     /// Whether API, action and type of a message decide over the verdict.
     kind_decides: bool,
 }
@@ -164,12 +198,30 @@ impl Instance {
     pub fn settings(&self) -> &str {
         &self.0.settings
     }
+
+    /// What it answers without being asked, if so.
+    fn blocked(&self) -> Option<Fault> {
+        self.0.plugin.blocked()
+    }
+}
+
+impl Key {
+    fn new(hasher: &RandomState, tenant: &Tenant, plugin: &Plugin, settings: &str, owner: Option<u64>) -> Self {
+        Self {
+            hash: hasher.hash_one((tenant, plugin, settings, owner)),
+            tenant: tenant.clone(),
+            plugin: plugin.clone(),
+            settings: settings.into(),
+            owner,
+            kind_decides: false,
+        }
+    }
 }
 
 impl PartialEq for Instance {
     fn eq(&self, other: &Self) -> bool {
-        fn content(Instance(key): &Instance) -> (u64, &Plugin, &Tenant, &str) {
-            (key.hash, &key.plugin, &key.tenant, &key.settings)
+        fn content(Instance(key): &Instance) -> (u64, Option<u64>, &Plugin, &Tenant, &str) {
+            (key.hash, key.owner, &key.plugin, &key.tenant, &key.settings)
         }
         Arc::ptr_eq(&self.0, &other.0) || content(self) == content(other)
     }
@@ -218,11 +270,18 @@ pub enum Fault {
     /// The gateway is stopping; the message was not judged.
     #[error("the gateway is stopping")]
     Stopped,
+    /// The plugin has failed too often; it was not asked.
+    #[error("the plugin is in quarantine: {0}")]
+    Quarantined(Box<str>),
+    /// The plugin could not be loaded or not be configured; it was not asked.
+    #[error("the plugin is unavailable: {0}")]
+    Unavailable(Box<str>),
 }
 
 impl Fault {
     /// What [`Fault::kind`] may say.
-    pub(crate) const KINDS: [&str; 7] = ["trap", "deadline", "memory", "wrong_length", "output", "refused", "stopped"];
+    pub(crate) const KINDS: [&str; 9] =
+        ["trap", "deadline", "memory", "wrong_length", "output", "refused", "stopped", "quarantined", "unavailable"];
 
     /// The kind in metrics.
     #[must_use]
@@ -235,8 +294,44 @@ impl Fault {
             Self::Output(_) => "output",
             Self::Refused(_) => "refused",
             Self::Stopped => "stopped",
+            Self::Quarantined(_) => "quarantined",
+            Self::Unavailable(_) => "unavailable",
         }
     }
+}
+
+/// What a plugin has made of a message.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Verdict {
+    /// The filter passes it on.
+    Pass,
+    /// The filter does not.
+    Drop,
+    /// The transform's new body.
+    Body(Bytes),
+}
+
+impl From<bool> for Verdict {
+    fn from(passes: bool) -> Self {
+        if passes { Self::Pass } else { Self::Drop }
+    }
+}
+
+impl From<Bytes> for Verdict {
+    fn from(body: Bytes) -> Self {
+        Self::Body(body)
+    }
+}
+
+/// One message that was tried.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What became of it.
+    pub outcome: Result<Verdict, Fault>,
+    /// The processor time of its call; for the first after a fault, with that of a new instance.
+    pub processor_time: Duration,
+    /// The linear memory that the instance has after it; 0 if there is none.
+    pub memory_bytes: usize,
 }
 
 /// Why plugins could not be started or an instance not be configured.
@@ -272,16 +367,20 @@ pub struct Plugins(Arc<Inner>);
 
 struct Inner {
     pool: Pool,
+    loader: Arc<Loader>,
     memory: Memory,
     hasher: RandomState,
     settings_bytes: usize,
-    compiled: usize,
-    built_in: Vec<Plugin>,
+    component_bytes: u64,
+    /// One for each of [`COMPONENTS`].
+    built_in: Vec<OnceCell<Plugin>>,
+    replace_dir: Option<PathBuf>,
 }
 
 impl Plugins {
-    /// Loads the built-in plugins, having `compiler` compile those that `cache_dir` doesn't hold, and starts a thread for each core but one.
-    /// Files `<name>.wasm` in `replace_dir` take the place of the built-in components, sandboxed the same.
+    /// Loads the plugins of [`BuiltIn`], having `compiler` compile those that `cache_dir` doesn't hold, and starts a thread for each core
+    /// but one, and one for trials. Files `<name>.wasm` in `replace_dir` take the place of the built-in components, sandboxed
+    /// the same.
     ///
     /// # Errors
     /// [`PluginError::Component`] for a replacement that is unreadable, too long, not of the plugin's world or that imports
@@ -293,58 +392,120 @@ impl Plugins {
         replace_dir: Option<&Path>,
     ) -> Result<Self, PluginError> {
         let engine = engine::engine(limits)?;
-        let mut cache = Cache::open(cache_dir);
-        let mut load = |plugin: BuiltIn| {
-            let replaced = replace_dir.map_or(Ok(None), |dir| replacement(plugin, dir, limits.component_bytes));
-            replaced
-                .and_then(|wasm| {
-                    let wasm = wasm.as_deref().unwrap_or(plugin.wasm());
-                    let id = PluginId::from(plugin);
-                    let compile = || compiler.compile(&engine, limits, &id.name, wasm);
-                    let component = cache.load(&engine, &id.name, wasm, compile)?;
-                    Plugin::new(&engine, id, plugin.world(), &component, limits.log_lines)
-                })
-                .map_err(|reason| PluginError::Component { plugin: plugin.into(), reason })
-        };
-        let built_in = BuiltIn::ALL.into_iter().map(&mut load).collect::<Result<Vec<_>, _>>()?;
         let inner = Inner {
             pool: Pool::start(&engine, limits)?,
+            loader: Arc::new(Loader::new(&engine, limits, compiler, cache_dir)),
             memory: Memory::new(),
             hasher: RandomState::new(),
             settings_bytes: limits.settings_bytes,
-            compiled: cache.compiled(),
-            built_in,
+            component_bytes: limits.component_bytes,
+            built_in: COMPONENTS.iter().map(|_| OnceCell::new()).collect(),
+            replace_dir: replace_dir.map(Path::to_owned),
         };
+        for plugin in BuiltIn::ALL {
+            let loaded = inner
+                .loader
+                .load_blocking(&PluginId::built_in(plugin.name()), &inner.built_in_wasm(plugin as usize)?)?;
+            plugin.check(&loaded)?;
+            inner.built_in[plugin as usize].set(loaded).expect("invariant: each is loaded once");
+        }
         Ok(Self(Arc::new(inner)))
     }
 
-    /// A plugin that every gateway has.
+    /// A plugin that a property of subscriptions stands for.
     #[must_use]
     pub fn built_in(&self, plugin: BuiltIn) -> &Plugin {
-        &self.0.built_in[plugin as usize]
+        self.0.built_in[plugin as usize].get().expect("invariant: these are loaded at the start")
     }
 
-    /// The instance for these settings, after a live one has accepted them.
+    /// A built-in plugin by its name, loaded when it is first asked for; `None`: there is none of that name.
+    pub async fn built_in_named(&self, name: &str) -> Option<Result<Plugin, PluginError>> {
+        let at = COMPONENTS.iter().position(|(known, _)| *known == name)?;
+        let load = || async {
+            let wasm = self.0.built_in_wasm(at)?;
+            self.0.loader.load(PluginId::built_in(name), wasm).await
+        };
+        Some(self.0.built_in[at].get_or_try_init(load).await.cloned())
+    }
+
+    /// Compiles (in the child, one component at a time; or finds the compiled code), finds out the world, and links.
+    ///
+    /// # Errors
+    /// [`PluginError::Component`] with what the author has to change; [`PluginError::Fault`] if the gateway is stopping.
+    pub async fn load(&self, id: PluginId, source: Source<'_>) -> Result<Plugin, PluginError> {
+        let unusable = |reason| Err(PluginError::Component { plugin: id.clone(), reason });
+        let limit = self.0.component_bytes;
+        match source {
+            Source::Component(wasm) if wasm.len() as u64 > limit => {
+                unusable(format!("it is longer than {limit} bytes (plugins.max_bytes)"))
+            }
+            Source::Component(wasm) => self.0.loader.load(id, wasm.to_vec().into()).await,
+            Source::Script { .. } => unusable("this gateway runs no scripts".into()),
+        }
+    }
+
+    /// Deletes what is kept for a plugin that was deleted; `component` is the [`digest`] of what it was loaded from.
+    pub async fn forget(&self, component: &str) {
+        self.0.loader.forget(component.to_owned()).await;
+    }
+
+    /// Deletes the compiled code of all components but those whose [`digest`]s are in `registered`, and the built-in ones.
+    pub async fn tidy(&self, mut registered: HashSet<String>) {
+        for at in 0..COMPONENTS.len() {
+            registered.extend(self.0.built_in_wasm(at).ok().map(|wasm| digest(&wasm)));
+        }
+        self.0.loader.tidy(registered).await;
+    }
+
+    /// The instance for these settings, after one on the trial lane has accepted them. If the plugin keeps state, it belongs to
+    /// `subscription`.
     ///
     /// # Errors
     /// [`PluginError::Settings`] with the guest's text for the user; [`PluginError::Fault`] if the guest fails on them.
-    pub async fn configure(&self, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Instance, PluginError> {
+    pub async fn configure(
+        &self,
+        tenant: &Tenant,
+        plugin: &Plugin,
+        settings: &str,
+        subscription: u64,
+    ) -> Result<Instance, PluginError> {
+        let candidate = self.candidate(tenant, plugin, settings)?;
+        if plugin.blocked().is_some() {
+            return Ok(candidate);
+        }
+        let traits = self.0.pool.configure(&candidate).await.map_err(|fault| refused(plugin, fault))?;
+        let owner = traits.keeps_state.then_some(subscription);
+        let key = Key::new(&self.0.hasher, tenant, plugin, settings, owner);
+        Ok(Instance(Arc::new(Key { kind_decides: traits.kind_decides, ..key })))
+    }
+
+    /// Runs messages one by one through an instance of their own on the trial lane. Nothing live is touched, and no limit on the
+    /// whole: as many messages as are given. After a fault the instance is made anew.
+    ///
+    /// # Errors
+    /// Those of [`Plugins::configure`].
+    pub async fn trial(
+        &self,
+        tenant: &Tenant,
+        plugin: &Plugin,
+        settings: &str,
+        messages: Vec<Arc<Message>>,
+    ) -> Result<Vec<Trial>, PluginError> {
+        let candidate = self.candidate(tenant, plugin, settings)?;
+        let trials = match plugin.world() {
+            World::Filter => self.0.pool.trial::<Judge>(&candidate, messages).await,
+            World::Transform => self.0.pool.trial::<Shape>(&candidate, messages).await,
+        };
+        trials.map_err(|fault| refused(plugin, fault))
+    }
+
+    /// An instance that nobody has asked whether it accepts its settings.
+    fn candidate(&self, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Instance, PluginError> {
         let limit = self.0.settings_bytes;
         if settings.len() > limit {
             return Err(PluginError::Settings(format!("the settings are longer than {limit} bytes").into()));
         }
-        let key = Key {
-            hash: self.0.hasher.hash_one((tenant, plugin, settings)),
-            tenant: tenant.clone(),
-            plugin: plugin.clone(),
-            settings: settings.into(),
-            kind_decides: false,
-        };
-        match self.0.pool.configure(&Instance(Arc::new(key.clone()))).await {
-            Ok(kind_decides) => Ok(Instance(Arc::new(Key { kind_decides, ..key }))),
-            Err(Fault::Refused(text)) => Err(PluginError::Settings(text)),
-            Err(fault) => Err(PluginError::Fault { plugin: plugin.id().clone(), fault }),
-        }
+        Ok(Instance(Arc::new(Key::new(&self.0.hasher, tenant, plugin, settings, None))))
     }
 
     /// A verdict for each message of each batch, in their order: `true` passes it on. The instances must be of filters.
@@ -356,7 +517,8 @@ impl Plugins {
     pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
         let memory = &self.0.memory;
         let recall = |(instance, messages): &(Instance, Vec<Arc<Message>>)| {
-            memory.recall(instance, messages).inspect(|known| Pool::count(instance, known.len()))
+            let known = instance.blocked().is_none().then(|| memory.recall(instance, messages)).flatten();
+            known.inspect(|known| Pool::count(instance, known.len()))
         };
         let known: Vec<_> = batches.iter().map(recall).collect();
         let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());
@@ -379,13 +541,14 @@ impl Plugins {
     /// Ends the threads after the calls that they are at; what is not judged by then is answered with [`Fault::Stopped`].
     /// Blocks for about `call_ms` at most.
     pub fn stop(&self) {
+        self.0.loader.stop();
         self.0.pool.stop();
     }
 
-    /// How many plugins the start had to compile.
+    /// How many components had to be compiled.
     #[must_use]
     pub fn compiled(&self) -> usize {
-        self.0.compiled
+        self.0.loader.compiled()
     }
 
     /// How many WebAssembly instances are live now.
@@ -395,9 +558,28 @@ impl Plugins {
     }
 }
 
-fn replacement(plugin: BuiltIn, dir: &Path, limit: u64) -> Result<Option<Vec<u8>>, String> {
+impl Inner {
+    /// The component of a built-in plugin, or what replaces it.
+    fn built_in_wasm(&self, at: usize) -> Result<Wasm, PluginError> {
+        let (name, wasm) = COMPONENTS[at];
+        let replaced = self.replace_dir.as_deref().map_or(Ok(None), |dir| replacement(name, dir, self.component_bytes));
+        let replaced =
+            replaced.map_err(|reason| PluginError::Component { plugin: PluginId::built_in(name), reason })?;
+        Ok(replaced.map_or(Wasm::Borrowed(wasm), Wasm::Owned))
+    }
+}
+
+/// What a fault at configuring means to who configures.
+fn refused(plugin: &Plugin, fault: Fault) -> PluginError {
+    match fault {
+        Fault::Refused(text) => PluginError::Settings(text),
+        fault => PluginError::Fault { plugin: plugin.id().clone(), fault },
+    }
+}
+
+fn replacement(name: &str, dir: &Path, limit: u64) -> Result<Option<Vec<u8>>, String> {
     let unreadable = |error: std::io::Error| format!("its replacement can't be read: {error}");
-    let path = dir.join(plugin.name()).with_extension("wasm");
+    let path = dir.join(name).with_extension("wasm");
     if !path.try_exists().map_err(unreadable)? {
         return Ok(None);
     }
@@ -406,6 +588,6 @@ fn replacement(plugin: BuiltIn, dir: &Path, limit: u64) -> Result<Option<Vec<u8>
     if wasm.len() as u64 > limit {
         return Err(format!("its replacement is longer than {limit} bytes"));
     }
-    tracing::info!(plugin = plugin.name(), "the built-in plugin is replaced by a file");
+    tracing::info!(plugin = name, "the built-in plugin is replaced by a file");
     Ok(Some(wasm))
 }

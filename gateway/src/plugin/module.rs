@@ -8,12 +8,12 @@ use metrics::{Counter, Histogram};
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Engine, Store};
 
+use super::Fault;
 use super::bindings::filter::{Filter, FilterPre};
 use super::bindings::transform::{Transform, TransformPre};
 use super::compiler::compilations;
 use super::host::Host;
 use super::instance::Guest;
-use super::{BuiltIn, Fault};
 use crate::message::Tenant;
 use crate::telemetry::{Throttle, at_zero};
 
@@ -59,6 +59,8 @@ pub(super) struct Loaded {
 enum Code {
     Filter(FilterPre<Host>),
     Transform(TransformPre<Host>),
+    /// It could not be loaded, for this reason.
+    None(World, Box<str>),
 }
 
 impl World {
@@ -70,11 +72,32 @@ impl World {
             Self::Transform => "transform",
         }
     }
+
+    /// The interface that a plugin of it exports.
+    pub(super) fn export(self) -> &'static str {
+        match self {
+            Self::Filter => "filtering",
+            Self::Transform => "transforming",
+        }
+    }
+
+    pub(super) fn that_exports(interface: &str) -> Option<Self> {
+        [Self::Filter, Self::Transform].into_iter().find(|world| world.export() == interface)
+    }
+
+    /// The interfaces that a plugin of it may import.
+    pub(super) fn imports(self) -> &'static [&'static str] {
+        match self {
+            Self::Filter => &["types", "body-access", "log"],
+            Self::Transform => &["types", "log"],
+        }
+    }
 }
 
-impl From<BuiltIn> for PluginId {
-    fn from(plugin: BuiltIn) -> Self {
-        Self { tenant: None, name: plugin.name().into(), version: 1 }
+impl PluginId {
+    /// A plugin that is in the program.
+    pub(super) fn built_in(name: &str) -> Self {
+        Self { tenant: None, name: name.into(), version: 1 }
     }
 }
 
@@ -97,18 +120,29 @@ impl Plugin {
         lines: u32,
     ) -> Result<Self, String> {
         let code = Code::new(engine, world, component).map_err(|error| format!("{error:#}"))?;
+        let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
+        let imports = component.component_type().imports(engine).any(|(name, _)| !is_types(name));
+        Ok(Self::with(id, code, imports, lines))
+    }
+
+    /// A plugin that could not be loaded. Whatever it is asked, it answers [`Fault::Unavailable`].
+    #[must_use]
+    pub fn unavailable(id: PluginId, world: World, reason: &str) -> Self {
+        Self::with(id, Code::None(world, reason.into()), false, 0)
+    }
+
+    fn with(id: PluginId, code: Code, imports: bool, lines: u32) -> Self {
         compilations(&id.name).increment(0);
         at_zero(|kind| faulted(&id.name, kind), &Fault::KINDS);
-        let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
-        Ok(Self(Arc::new(Loaded {
+        Self(Arc::new(Loaded {
             messages: metrics::counter!("tidegate_plugin_messages_total", "plugin" => id.name.clone()),
             seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => id.name.clone()),
             id,
             code,
-            imports: component.component_type().imports(engine).any(|(name, _)| !is_types(name)),
+            imports,
             faults: Throttle::new(1),
             lines: Arc::new(Throttle::new(lines)),
-        })))
+        }))
     }
 
     /// Which one it is.
@@ -123,13 +157,26 @@ impl Plugin {
         match self.0.code {
             Code::Filter(_) => World::Filter,
             Code::Transform(_) => World::Transform,
+            Code::None(world, _) => world,
+        }
+    }
+
+    /// Why it is asked nothing, if so.
+    pub(super) fn blocked(&self) -> Option<Fault> {
+        self.missing().map(|reason| Fault::Unavailable(reason.into()))
+    }
+
+    fn missing(&self) -> Option<&str> {
+        match &self.0.code {
+            Code::None(_, reason) => Some(reason),
+            Code::Filter(_) | Code::Transform(_) => None,
         }
     }
 }
 
 impl PartialEq for Plugin {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.id() == other.id()
+        Arc::ptr_eq(&self.0, &other.0) || (self.id(), self.missing()) == (other.id(), other.missing())
     }
 }
 
@@ -148,10 +195,12 @@ impl fmt::Debug for Plugin {
 }
 
 impl Loaded {
-    pub(super) fn engine(&self) -> &Engine {
+    /// A store of its engine, for one instance.
+    pub(super) fn store(&self, host: Host) -> Result<Store<Host>, Fault> {
         match &self.code {
-            Code::Filter(pre) => pre.engine(),
-            Code::Transform(pre) => pre.engine(),
+            Code::Filter(pre) => Ok(Store::new(pre.engine(), host)),
+            Code::Transform(pre) => Ok(Store::new(pre.engine(), host)),
+            Code::None(_, reason) => Err(Fault::Unavailable(reason.clone())),
         }
     }
 
@@ -168,6 +217,7 @@ impl Loaded {
                 let interest = transform.tidegate_plugin_transforming().call_configure(store, settings)?;
                 interest.map(|interest| Guest::Transform(transform, interest))
             }
+            Code::None(_, reason) => wasmtime::bail!("{reason}"),
         })
     }
 

@@ -12,10 +12,12 @@ use lru::LruCache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use wasmtime::Engine;
 
+use super::compiler::stand_back;
 use super::engine::Clock;
-use super::host::Batch;
-use super::instance::{Live, Work};
-use super::{Fault, Instance, PluginError, PluginLimits};
+use super::host::{Batch, processor_time};
+use super::instance::{Live, Traits, Work};
+use super::turns::Turns;
+use super::{Fault, Instance, PluginError, PluginLimits, Trial};
 use crate::message::Message;
 
 /// Host code needs its share of the stack besides the guest's: an overflow there would end the process.
@@ -43,6 +45,10 @@ enum Order {
 pub(super) struct Pool {
     shared: Arc<Shared>,
     lanes: Vec<Lane>,
+    /// Where settings and samples are tried, so that who never ends there holds nobody up that judges.
+    trials: Lane,
+    /// Who may use it.
+    trying: Turns,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -65,43 +71,69 @@ impl Pool {
         let clock = Clock::start(engine.weak()).map_err(failed)?;
         let shared =
             Arc::new(Shared { clock, limits: limits.clone(), live: Arc::default(), stopped: AtomicBool::new(false) });
-        let mut pool = Self { shared, lanes: Vec::new(), threads: Mutex::default() };
+        let mut threads = Vec::new();
         let workers = thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
-        for number in 0..workers {
-            pool.add(number, workers).map_err(failed)?;
+        let mut lane = |name, work: fn(Worker, &Receiver<Order>)| {
+            let bound = NonZeroUsize::new(limits.instances / workers).unwrap_or(NonZeroUsize::MIN);
+            let worker = Worker { shared: Arc::clone(&shared), live: LruCache::sparse(bound) };
+            let queue = limits.queue.clamp(1, MAX_QUEUE);
+            let (orders, inbox) = sync_channel(queue + 1);
+            threads.push(
+                thread::Builder::new()
+                    .name(name)
+                    .stack_size(HOST_STACK + limits.stack_bytes)
+                    .spawn(move || work(worker, &inbox))?,
+            );
+            Ok(Lane { permits: Arc::new(Semaphore::new(queue)), orders })
+        };
+        let lanes = (0..workers).map(|number| lane(format!("tidegate-wasm-{number}"), Worker::work));
+        let lanes = lanes.collect::<Result<_, _>>().map_err(failed)?;
+        let trials = lane("tidegate-trials".into(), Worker::work_behind).map_err(failed)?;
+        Ok(Self { shared, lanes, trials, trying: Turns::new(), threads: Mutex::new(threads) })
+    }
+
+    /// Has an instance configured on the trial lane. It is dropped then; where the messages are, it is made anew.
+    pub(super) async fn configure(&self, instance: &Instance) -> Result<Traits, Fault> {
+        let configured = self.attempt(instance, |shared, instance| shared.configure(instance)).await?;
+        Ok(configured?.traits())
+    }
+
+    /// Runs the messages one by one on the trial lane, through an instance of their own.
+    pub(super) async fn trial<W: Work>(&self, instance: &Instance, messages: Messages) -> Result<Vec<Trial>, Fault> {
+        let mut live = Some(self.attempt(instance, |shared, instance| shared.configure(instance)).await??);
+        let mut trials = Vec::with_capacity(messages.len());
+        for message in messages {
+            let current = live.take();
+            let work = move |shared: &Shared, instance: &Instance| shared.trial::<W>(instance, current, message);
+            let (trial, left) = self.attempt(instance, work).await?;
+            trials.push(trial);
+            live = left;
         }
-        Ok(pool)
+        Ok(trials)
     }
 
-    fn add(&mut self, number: usize, workers: usize) -> std::io::Result<()> {
-        let limits = &self.shared.limits;
-        let queue = limits.queue.clamp(1, MAX_QUEUE);
-        let (orders, inbox) = sync_channel(queue + 1);
-        let bound = NonZeroUsize::new(limits.instances / workers).unwrap_or(NonZeroUsize::MIN);
-        let shared = Arc::clone(&self.shared);
-        let thread = thread::Builder::new()
-            .name(format!("tidegate-wasm-{number}"))
-            .stack_size(HOST_STACK + limits.stack_bytes)
-            .spawn(move || Worker { shared, live: LruCache::sparse(bound) }.work(&inbox))?;
-        self.threads.get_mut().unwrap_or_else(PoisonError::into_inner).push(thread);
-        self.lanes.push(Lane { permits: Arc::new(Semaphore::new(queue)), orders });
-        Ok(())
-    }
-
-    /// Makes sure that a live instance accepts the settings. True if the kind of a message decides over its verdict.
-    pub(super) async fn configure(&self, instance: &Instance) -> Result<bool, Fault> {
-        let lane = self.lane(instance);
+    /// One piece of work on the trial lane, in the tenant's turn.
+    async fn attempt<T: Send + 'static>(
+        &self,
+        instance: &Instance,
+        work: impl FnOnce(&Shared, &Instance) -> T + Send + 'static,
+    ) -> Result<T, Fault> {
+        let turn = self.trying.take(Some(instance.tenant())).await?;
         let instance = instance.clone();
-        let answer = self.lanes[lane].submit(move |worker| worker.configure(&instance)).await?;
-        answer.await.unwrap_or(Err(Fault::Stopped))
+        let answer = self.trials.submit(move |worker| {
+            let _turn = turn;
+            work(&worker.shared, &instance)
+        });
+        answer.await?.await.map_err(|_| Fault::Stopped)
     }
 
     /// Runs the batches, all those of one thread as one job.
     pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answers<W>> {
         let sizes: Vec<usize> = batches.iter().map(|(_, messages)| messages.len()).collect();
+        let blocked: Vec<Option<Fault>> = batches.iter().map(|(instance, _)| instance.blocked()).collect();
         let mut shares: Vec<Vec<(usize, Instance, Messages)>> = self.lanes.iter().map(|_| Vec::new()).collect();
         for (place, (instance, messages)) in batches.into_iter().enumerate() {
-            if !messages.is_empty() {
+            if !messages.is_empty() && blocked[place].is_none() {
                 shares[self.lane(&instance)].push((place, instance, messages));
             }
         }
@@ -117,8 +149,9 @@ impl Pool {
                 answers[place] = batch;
             }
         }
-        for (batch, size) in answers.iter_mut().zip(sizes) {
-            batch.resize_with(size, || Err(Fault::Stopped));
+        for ((batch, size), fault) in answers.iter_mut().zip(sizes).zip(blocked) {
+            let fault = fault.unwrap_or(Fault::Stopped);
+            batch.resize_with(size, || Err(fault.clone()));
         }
         answers
     }
@@ -139,7 +172,8 @@ impl Pool {
 
     pub(super) fn stop(&self) {
         self.shared.stopped.store(true, Relaxed);
-        for lane in &self.lanes {
+        self.trying.close();
+        for lane in self.lanes.iter().chain([&self.trials]) {
             lane.permits.close();
             let _ = lane.orders.try_send(Order::Stop);
         }
@@ -183,6 +217,14 @@ struct Worker {
 }
 
 impl Worker {
+    /// Works with a low priority.
+    fn work_behind(self, inbox: &Receiver<Order>) {
+        if let Err(error) = stand_back() {
+            tracing::warn!(%error, "trials of plugins have the priority of everything else");
+        }
+        self.work(inbox);
+    }
+
     fn work(mut self, inbox: &Receiver<Order>) {
         loop {
             let order = match self.next_expiry() {
@@ -219,20 +261,6 @@ impl Worker {
         }
     }
 
-    fn configure(&mut self, instance: &Instance) -> Result<bool, Fault> {
-        if let Some(live) = self.live.get(instance) {
-            return Ok(live.kind_decides());
-        }
-        let live = self.shared.instantiate(instance, self.shared.limits.call());
-        let live = live.inspect_err(|fault| match fault {
-            Fault::Refused(_) => {} // the user's mistake, not the plugin's
-            fault => self.shared.report(instance, fault),
-        })?;
-        let kind_decides = live.kind_decides();
-        self.live.push(instance.clone(), live);
-        Ok(kind_decides)
-    }
-
     fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answers<W>)> {
         share.into_iter().map(|(place, instance, messages)| (place, self.batch::<W>(&instance, messages))).collect()
     }
@@ -256,6 +284,32 @@ impl Worker {
 impl Shared {
     fn instantiate(&self, instance: &Instance, time: Duration) -> Result<Live, Fault> {
         Live::new(instance, &self.limits, &self.live, time)
+    }
+
+    /// A new instance, which has accepted its settings.
+    fn configure(&self, instance: &Instance) -> Result<Live, Fault> {
+        self.instantiate(instance, self.limits.call()).inspect_err(|fault| match fault {
+            Fault::Refused(_) => {} // the user's mistake, not the plugin's
+            fault => self.report(instance, fault),
+        })
+    }
+
+    /// One message through the instance, and what is left of that.
+    fn trial<W: Work>(&self, instance: &Instance, live: Option<Live>, message: Arc<Message>) -> (Trial, Option<Live>) {
+        let started = processor_time();
+        let mut memory_bytes = 0;
+        let call = || {
+            let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.call()), Ok)?;
+            let answers = live.call::<W>(&Batch::new(&Arc::new(vec![message]), 0..1), self.limits.call());
+            memory_bytes = live.memory_bytes();
+            let answer = answers?.into_iter().next().expect("invariant: one answer for each message");
+            Ok((answer, live))
+        };
+        let (outcome, live) = match call() {
+            Ok((answer, live)) => (answer.map(Into::into), Some(live)),
+            Err(fault) => (Err(fault), None),
+        };
+        (Trial { outcome, processor_time: processor_time().saturating_sub(started), memory_bytes }, live)
     }
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message

@@ -55,7 +55,7 @@ fn message(kind: &str, body: &str) -> Arc<Message> {
 }
 
 async fn instance(plugins: &Plugins, plugin: BuiltIn, settings: &str) -> Instance {
-    plugins.configure(&"t1".into(), plugins.built_in(plugin), settings).await.unwrap()
+    plugins.configure(&"t1".into(), plugins.built_in(plugin), settings, 1).await.unwrap()
 }
 
 async fn judge(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<bool, Fault>> {
@@ -98,7 +98,7 @@ async fn the_type_filter_judges_its_vectors() {
     let vectors: Vec<FilterVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
     for FilterVector { name, settings, error, messages } in vectors {
-        match (plugins.configure(&"t1".into(), plugins.built_in(FILTER), &settings).await, error) {
+        match (plugins.configure(&"t1".into(), plugins.built_in(FILTER), &settings, 1).await, error) {
             (Ok(instance), None) => {
                 let batch = messages.iter().map(|m| message(&m.r#type, "{}")).collect();
                 let expected: Vec<_> = messages.iter().map(|m| Ok(m.passes)).collect();
@@ -136,7 +136,7 @@ async fn fragments_to_copy_shapes_its_vectors() {
     let vectors: Vec<TransformVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
     for TransformVector { name, settings, error, messages } in vectors {
-        match (plugins.configure(&"t1".into(), plugins.built_in(TRANSFORM), &settings).await, error) {
+        match (plugins.configure(&"t1".into(), plugins.built_in(TRANSFORM), &settings, 1).await, error) {
             (Ok(instance), None) => {
                 // The gateway has not met all the APIs that the plugin knows.
                 let known: Vec<_> = messages.into_iter().filter_map(|m| Some((api(&m.api)?, m))).collect();
@@ -249,16 +249,18 @@ async fn what_is_remembered_is_what_the_plugin_says() {
 #[tokio::test]
 async fn wrong_settings_are_refused() {
     let plugins = start(&PluginLimits { settings_bytes: 100, ..PluginLimits::default() });
-    let Err(PluginError::Settings(text)) = plugins.configure(&"t1".into(), plugins.built_in(FILTER), "'a").await else {
-        panic!("accepted")
-    };
-    assert_eq!(&*text, "typeFilter: the quote at character 1 is never closed");
-    let Err(PluginError::Settings(text)) =
-        plugins.configure(&"t1".into(), plugins.built_in(FILTER), &"a".repeat(101)).await
-    else {
-        panic!("accepted")
-    };
-    assert_eq!(&*text, "the settings are longer than 100 bytes");
+    for (settings, reason) in [
+        ("'a", "typeFilter: the quote at character 1 is never closed"),
+        (&*"a".repeat(101), "the settings are longer than 100 bytes"),
+    ] {
+        let refusals = [
+            plugins.configure(&"t1".into(), plugins.built_in(FILTER), settings, 1).await.err(),
+            plugins.trial(&"t1".into(), plugins.built_in(FILTER), settings, messages(1)).await.err(),
+        ];
+        for refused in refusals {
+            assert!(matches!(&refused, Some(PluginError::Settings(text)) if **text == *reason), "{refused:?}");
+        }
+    }
     assert_eq!(plugins.live_instances(), 0);
 }
 
@@ -383,15 +385,18 @@ async fn instances_are_shared_bounded_and_dropped_when_idle() {
     let plugins = start(&PluginLimits { instances: 3 * workers, ..PluginLimits::default() });
     let first = instance(&plugins, FILTER, "'a'").await;
     assert_eq!(first, instance(&plugins, FILTER, "'a'").await);
-    assert_ne!(first, plugins.configure(&"t2".into(), plugins.built_in(FILTER), "'a'").await.unwrap());
+    assert_ne!(first, plugins.configure(&"t2".into(), plugins.built_in(FILTER), "'a'", 1).await.unwrap());
+    assert_eq!(plugins.live_instances(), 0, "none before there are messages");
     for i in 0..40 {
-        instance(&plugins, FILTER, &format!("'{i}'")).await;
+        let filter = instance(&plugins, FILTER, &format!("'{i}'")).await;
+        judge(&plugins, &filter, messages(1)).await;
         assert!(plugins.live_instances() <= 3 * workers);
     }
     assert_eq!(judge(&plugins, &first, messages(1)).await, [Ok(true)], "made anew");
 
     let hasty = start(&PluginLimits { idle_seconds: 0, ..PluginLimits::default() });
-    instance(&hasty, FILTER, "'a'").await;
+    let filter = instance(&hasty, FILTER, "'a'").await;
+    judge(&hasty, &filter, messages(1)).await;
     let patience = Instant::now() + Duration::from_secs(10);
     while hasty.live_instances() > 0 {
         assert!(Instant::now() < patience, "never dropped");
@@ -450,24 +455,166 @@ fn importing(interface: &str) -> Vec<u8> {
     wasm
 }
 
+fn component(name: &str) -> Vec<u8> {
+    fs::read(plugins_dir().join(format!("components/{name}.wasm"))).unwrap()
+}
+
+fn id(name: &str) -> PluginId {
+    PluginId { tenant: Some("t1".into()), name: name.into(), version: 1 }
+}
+
+async fn load(plugins: &Plugins, wasm: &[u8]) -> Result<Plugin, String> {
+    match plugins.load(id("mine"), Source::Component(wasm)).await {
+        Ok(plugin) => Ok(plugin),
+        Err(PluginError::Component { plugin, reason }) if plugin == id("mine") => Err(reason),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_component_says_itself_what_it_is_for() {
+    let plugins = start(&quick());
+    let filter = load(&plugins, &component("type-filter")).await.unwrap();
+    let transform = load(&plugins, &component("fragments-to-copy")).await.unwrap();
+    assert_eq!((filter.world(), transform.world()), (World::Filter, World::Transform));
+    assert_ne!(&filter, plugins.built_in(FILTER));
+    let filter = plugins.configure(&"t1".into(), &filter, "'a'", 1).await.unwrap();
+    assert_eq!(judge(&plugins, &filter, of_types(["a", "b"])).await, [Ok(true), Ok(false)]);
+    let transform = plugins.configure(&"t1".into(), &transform, r#"["f"]"#, 1).await.unwrap();
+    assert!(shape(&plugins, &transform, messages(1)).await[0].is_ok());
+}
+
+/// The component with other names of the same length in it.
+fn renamed(wasm: &[u8], from: &str, to: &str) -> Vec<u8> {
+    assert_eq!(from.len(), to.len());
+    let mut wasm = wasm.to_vec();
+    let places: Vec<_> = (0..wasm.len()).filter(|at| wasm[*at..].starts_with(from.as_bytes())).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        wasm[at..][..to.len()].copy_from_slice(to.as_bytes());
+    }
+    wasm
+}
+
+#[tokio::test]
+async fn authors_are_told_what_to_change() {
+    let plugins = start(&PluginLimits { component_bytes: 1 << 20, ..quick() });
+    let filter = component("type-filter");
+    let longer = vec![0; (1 << 20) + 1];
+    let of_two = renamed(&filter, "tidegate:plugin/filtering@1.0.0", "tidegate:plugin/filtering@2.0.0");
+    let of_none = renamed(&filter, "tidegate:plugin/filtering@1.0.0", "somebody:plugin/filtering@1.0.0");
+    let cases: [(&[u8], &str); 8] = [
+        (b"not wasm", "it is no WebAssembly component"),
+        (b"", "it is no WebAssembly component"),
+        (b"\0asm\x01\0\0\0", "it is a core module; 'wasm-tools component new' makes a component of it"),
+        (&filter[..filter.len() / 2], "it can't be compiled: failed to parse"),
+        (&longer, "it is longer than 1048576 bytes (plugins.max_bytes)"),
+        (
+            &importing("wasi:cli/environment@0.2.0"),
+            "exports neither tidegate:plugin/filtering nor tidegate:plugin/transforming",
+        ),
+        (&of_two, "it exports tidegate:plugin/filtering@2.0.0, and this gateway has version 1.0.0"),
+        (&of_none, "exports neither tidegate:plugin/filtering"),
+    ];
+    for (wasm, expected) in cases {
+        let reason = load(&plugins, wasm).await.unwrap_err();
+        assert!(reason.contains(expected), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_import_that_is_not_offered_is_named() {
+    let plugins = start(&quick());
+    let filter = component("type-filter");
+    for (import, expected) in [
+        ("wasi:filesystem/types@0.2.0", "build it for wasm32-unknown-unknown, or with --stub-wasi"),
+        ("tidegate:plugin/types@2.0.0", "it imports tidegate:plugin/types@2.0.0, and this gateway has version 1.0.0"),
+        ("tidegate:plugin/tides@1.0.0", "a filter may import tidegate:plugin/{types, body-access, log} alone"),
+    ] {
+        let reason = load(&plugins, &renamed(&filter, "tidegate:plugin/types@1.0.0", import)).await.unwrap_err();
+        assert!(reason.contains(import) && reason.contains(expected), "{reason}");
+    }
+}
+
 #[test]
-fn unusable_components_are_refused() {
+fn replacements_are_checked() {
     let reason = |wasm: &[u8]| {
         let dir = TempDir::new().unwrap();
         fs::write(dir.path().join("type-filter.wasm"), wasm).unwrap();
         let limits = PluginLimits { component_bytes: 1 << 20, ..quick() };
         match Plugins::start(&limits, &Compiler::Here, &shared_cache(), Some(dir.path())) {
-            Err(PluginError::Component { plugin, reason }) if plugin == FILTER.into() => reason,
+            Err(PluginError::Component { plugin, reason }) if plugin == PluginId::built_in("type-filter") => reason,
             other => panic!("{:?}", other.err()),
         }
     };
     assert!(!reason(b"not wasm").is_empty());
-    let greedy = reason(&importing("wasi:cli/environment@0.2.0"));
-    assert!(greedy.contains("wasi:cli/environment"), "{greedy}");
     assert_eq!(reason(&vec![0; (1 << 20) + 1]), "its replacement is longer than 1048576 bytes");
-    let transform = fs::read(plugins_dir().join("components/fragments-to-copy.wasm")).unwrap();
-    let other_world = reason(&transform);
-    assert!(other_world.contains("filtering"), "{other_world}");
+    let other_world = reason(&component("fragments-to-copy"));
+    assert_eq!(other_world, "its replacement is for the world 'transform', not 'filter'");
+}
+
+#[tokio::test]
+async fn built_in_plugins_are_found_by_name() {
+    let plugins = start(&quick());
+    for plugin in BuiltIn::ALL {
+        assert_eq!(&plugins.built_in_named(plugin.name()).await.unwrap().unwrap(), plugins.built_in(plugin));
+    }
+    assert!(plugins.built_in_named("nobody").await.is_none());
+}
+
+#[tokio::test]
+async fn trials_tell_what_becomes_of_each_message() {
+    let plugins = start(&quick());
+    let tenant = Tenant::from("t1");
+    let try_out = |plugin, settings, messages| plugins.trial(&tenant, plugins.built_in(plugin), settings, messages);
+    let trials = try_out(FILTER, "'a'", of_types(["a", "b"])).await.unwrap();
+    let outcomes: Vec<_> = trials.iter().map(|trial| trial.outcome.clone()).collect();
+    assert_eq!(outcomes, [Ok(Verdict::Pass), Ok(Verdict::Drop)]);
+    assert!(trials.iter().all(|trial| trial.memory_bytes >= 1 << 16 && trial.processor_time > Duration::ZERO));
+    let trials = try_out(TRANSFORM, r#"["f"]"#, vec![message("", r#"{"id":"1","f":7,"g":8}"#)]).await.unwrap();
+    assert!(matches!(&trials[0].outcome, Ok(Verdict::Body(body)) if body.starts_with(b"{")), "{trials:?}");
+    assert_eq!(plugins.live_instances(), 0);
+
+    let third = start_with(&quick(), FILTER, "trap-third");
+    let trials = third.trial(&"t1".into(), third.built_in(FILTER), "", messages(7)).await.unwrap();
+    let faulted: Vec<_> = trials.iter().map(|trial| trial.outcome.is_err()).collect();
+    assert_eq!(faulted, [false, false, true, false, false, true, false], "a new instance after each fault");
+}
+
+#[tokio::test]
+async fn an_unavailable_plugin_says_why() {
+    let plugins = start(&quick());
+    let gone = Plugin::unavailable(id("mine"), World::Filter, "it is too old");
+    let filter = plugins.configure(&"t1".into(), &gone, "{}", 1).await.unwrap();
+    let fault = Fault::Unavailable("it is too old".into());
+    assert_eq!(verdicts(&plugins, &filter, messages(2)).await, vec![Err(fault.clone()); 2]);
+    assert_eq!(judge(&plugins, &filter, messages(2)).await, vec![Err(fault.clone()); 2]);
+    let sound = load(&plugins, &component("type-filter")).await.unwrap();
+    assert_ne!(filter, plugins.configure(&"t1".into(), &sound, "{}", 1).await.unwrap());
+}
+
+#[tokio::test]
+async fn what_is_forgotten_or_nobodys_is_deleted() {
+    let dir = TempDir::new().unwrap();
+    let plugins = Plugins::start(&quick(), &Compiler::Here, dir.path(), None).unwrap();
+    let count = || fs::read_dir(dir.path()).unwrap().count();
+    let [one, two] = ["garbage", "trap-third"].map(|name| component(&format!("faulty/{name}")));
+    load(&plugins, &one).await.unwrap();
+    let kept = load(&plugins, &two).await.unwrap();
+    fs::write(dir.path().join("left.tmp"), "").unwrap();
+    assert_eq!(count(), 5);
+    plugins.tidy(HashSet::from([digest(&one), digest(&two)])).await;
+    assert_eq!(count(), 4);
+    plugins.tidy(HashSet::from([digest(&two)])).await;
+    assert_eq!(count(), 3);
+    plugins.forget(&digest(&two)).await;
+    assert_eq!(count(), 2);
+    // Who has it goes on.
+    let filter = plugins.configure(&"t1".into(), &kept, "", 1).await.unwrap();
+    assert_eq!(judge(&plugins, &filter, messages(1)).await, [Ok(true)]);
+    let of_none = renamed(&one, "tidegate:plugin/transforming@1.0.0", "somebody:plugin/transforming@1.0.0");
+    load(&plugins, &of_none).await.unwrap_err();
+    assert_eq!(count(), 2, "what is refused leaves nothing behind");
 }
 
 #[tokio::test]
@@ -483,7 +630,7 @@ async fn a_stopped_pool_answers_at_once() {
     assert!(matches!(running[..], [Err(Fault::Deadline | Fault::Stopped)]), "{running:?}");
     assert_eq!(waiting, vec![Err(Fault::Stopped); 2]);
     assert_eq!(judge(&plugins, &filter, messages(1)).await, [Err(Fault::Stopped)]);
-    let refused = plugins.configure(&"t1".into(), plugins.built_in(FILTER), "").await;
+    let refused = plugins.configure(&"t1".into(), plugins.built_in(FILTER), "", 1).await;
     assert!(matches!(refused, Err(PluginError::Fault { fault: Fault::Stopped, .. })));
     assert_eq!(plugins.live_instances(), 0);
 }
@@ -518,7 +665,7 @@ fn a_guest_sees_the_running_batch_only() {
     use super::host::{Batch, Host};
 
     let plugin = start(&quick()).built_in(FILTER).clone();
-    let key = Key { hash: 0, tenant: "t1".into(), plugin: plugin.clone(), settings: "".into(), kind_decides: false };
+    let key = Key::new(&RandomState::new(), &"t1".into(), &plugin, "", None);
     let mut host = Host::new(&plugin.0.lines, &Instance(Arc::new(key)), &quick());
     assert!(host.get(0, "/n".into()).is_err(), "nothing runs");
     let bodies = (0..3).map(|n| message("", &format!(r#"{{"n":{n},"s":"é","o":{{"x":[1]}},"b":true,"z":null}}"#)));
