@@ -17,6 +17,8 @@ readonly modules=$target_dir/$target/release
 readonly componentize=$target_dir/debug/componentize
 
 readonly guests=(type-filter fragments-to-copy)
+# Built by script-runner/build.sh, never to the same bytes: carried over as it is.
+readonly carried=script-runner.wasm
 readonly faulty=(loop memory wrong-length trap-third garbage huge shape-trap-third)
 
 # Debian's compiler for browsers: goes beside rustup, and brings the source of std instead of a built one.
@@ -84,6 +86,7 @@ build() {
   for guest in "${faulty[@]}"; do
     "$componentize" "$modules/examples/${guest//-/_}.wasm" "$1/faulty/$guest.wasm"
   done
+  cp "$components/$carried" "$1/"
 }
 
 # $1: folder with components

@@ -1,0 +1,194 @@
+// Runs a user's function in QuickJS: settings {"script": TEXT, "settings": ANY} → verdicts, bodies.
+//
+// The text is compiled once, by `configure`. What it throws is an error of that message alone.
+
+import log from "tidegate:plugin/log@1.0.0";
+
+/** Sources whose state is kept; the least recently seen one is forgotten first. */
+const SOURCES = 10_000;
+
+/** The compiled function, its settings, and its state by source if it takes a third parameter. */
+let main, settings, states;
+/** The message that is being looked at. */
+let current;
+
+class Message {
+  #body;
+  #parsed;
+
+  constructor({ meta: { api, source, type, action, time }, body }) {
+    this.api = api;
+    this.source = source;
+    this.type = type;
+    this.action = action;
+    this.time = time;
+    this.#body = body;
+  }
+
+  /** Parsed when it is first read, and then always the same object. */
+  get body() {
+    if (this.#parsed === undefined) {
+      if (this.#body.tag !== "text") throw new TypeError("the body is no text");
+      this.#parsed = JSON.parse(this.#body.val);
+    }
+    return this.#parsed;
+  }
+
+  toJSON() {
+    return { ...this, body: this.body };
+  }
+
+  static hasReadBody(message) {
+    return message.#parsed !== undefined;
+  }
+}
+
+// -- Compiling
+
+const STRICT = '"use strict"; ';
+const EXPORT = /^([ \t]*)export[ \t]+default\b/m;
+
+/** The user's text starts on the third line of what `Function` makes of it, or behind `prefix`. */
+const FIRST_LINE = 3;
+
+/** The one function that the text is, or the one that it exports. */
+function compile(text) {
+  if (text.trim() === "") throw `the script is empty; ${HINT}`;
+  const exporting = EXPORT.test(text);
+  const prefix = exporting ? STRICT : `${STRICT}exports.main = (`;
+  // As long as what it replaces, so that columns stay true.
+  const body = exporting ? text.replace(EXPORT, "$1exports.main =") : `${text.replace(/[;\s]+$/, "")}\n)`;
+  const exports = {};
+  columns = prefix.length;
+  try {
+    new Function("exports", prefix + body)(exports);
+  } catch (error) {
+    if (!(error instanceof SyntaxError)) throw describe(error);
+    const early = place(error)?.line > text.split("\n").length;
+    throw `${early ? "SyntaxError: the script ends too early" : describe(error)}${exporting ? "" : `; ${HINT}`}`;
+  }
+  if (typeof exports.main !== "function") throw `the script is no function; ${HINT}`;
+  if (exports.main.constructor !== Function) throw "the function must be an ordinary one: neither async nor a generator";
+  return exports.main;
+}
+
+const HINT = "write `(message, settings) => …`, or `export default` before the function if there is more than it";
+
+/** Columns that the first line of the user's text is moved by. */
+let columns = 0;
+
+/** Where in the user's text an exception was thrown, if the engine knows it. */
+function place(error) {
+  const found = /<input>:(\d+):(\d+)/.exec(error.stack);
+  if (found === null) return undefined;
+  const line = found[1] - FIRST_LINE + 1;
+  return { line, column: found[2] - (line === 1 ? columns : 0) };
+}
+
+/** An exception as text. */
+function describe(error) {
+  if (!(error instanceof Error)) return `the script threw ${inspect(error)}`;
+  const at = place(error);
+  return `${error.name}: ${error.message}${at ? ` (line ${at.line}, column ${at.column})` : ""}`;
+}
+
+// -- What a sandbox without a clock and a console offers
+
+function inspect(value) {
+  if (typeof value === "string") return value;
+  if (value instanceof Error) return describe(value);
+  try {
+    return JSON.stringify(value) ?? String(value);
+  } catch {
+    return String(value);
+  }
+}
+
+const writer = (level) => (...values) => log.write(level, values.map(inspect).join(" ").toWellFormed());
+
+globalThis.console = {
+  debug: writer("debug"),
+  log: writer("info"),
+  info: writer("info"),
+  warn: writer("warn"),
+  error: writer("error"),
+};
+
+const EngineDate = Date;
+
+/** The time of the message stands for the time of the day. */
+function now() {
+  const time = current?.time;
+  if (time == null) throw new TypeError("there is no clock: now is the time of the message, which has none");
+  return EngineDate.parse(time);
+}
+
+globalThis.Date = function Date(...args) {
+  if (new.target === undefined) return new EngineDate(now()).toString();
+  return Reflect.construct(EngineDate, args.length === 0 ? [now()] : args, new.target);
+};
+Object.defineProperties(Date, {
+  prototype: { value: EngineDate.prototype, writable: false },
+  length: { value: EngineDate.length },
+  now: { value: now },
+  parse: { value: EngineDate.parse },
+  UTC: { value: EngineDate.UTC },
+});
+EngineDate.prototype.constructor = Date;
+delete globalThis.performance;
+
+// -- The worlds
+
+function configure(text) {
+  const given = JSON.parse(text);
+  main = compile(given.script);
+  settings = given.settings;
+  if (main.length > 2) states = new Map();
+  const meta = { tenant: false, api: true, source: true, type: true, action: true, time: true };
+  return { meta, body: "text", pointers: [], state: states ? "per-source" : "none" };
+}
+
+function stateOf(source) {
+  const state = states.get(source) ?? {};
+  // The map is in the order of insertion: what was seen last stands last.
+  states.delete(source);
+  states.set(source, state);
+  if (states.size > SOURCES) states.delete(states.keys().next().value);
+  return state;
+}
+
+function run(record, answer) {
+  current = new Message(record);
+  try {
+    return answer(states ? main(current, settings, stateOf(current.source)) : main(current, settings));
+  } catch (error) {
+    return { tag: "err", val: describe(error).toWellFormed() };
+  }
+}
+
+const PASS = { tag: "ok", val: true };
+const DROP = { tag: "ok", val: false };
+
+export const filtering = {
+  configure,
+  evaluate(batch) {
+    return batch.map((record) => run(record, (verdict) => (verdict ? PASS : DROP)));
+  },
+};
+
+export const transforming = {
+  configure,
+  apply(batch) {
+    return batch.map((record) => run(record, (body) => ({ tag: "ok", val: newBody(body) })));
+  },
+};
+
+function newBody(returned) {
+  if (returned === current && !Message.hasReadBody(current)) return { tag: "unchanged" };
+  const body = returned === current ? current.body : returned;
+  if (body instanceof Uint8Array) return { tag: "bytes", val: body };
+  const text = typeof body === "string" ? body : JSON.stringify(body);
+  if (text === undefined) throw new TypeError(`the function returned ${body === undefined ? "nothing" : typeof body}`);
+  // Half a pair of surrogates has no form in UTF-8, and would cost the instance.
+  return { tag: "text", val: text.toWellFormed() };
+}
