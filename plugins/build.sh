@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the components from source.
 #
-#   build.sh            rewrites components/ with its DIGESTS
+#   build.sh            rewrites components/ with its DIGESTS, and the bindings in templates/c
 #   build.sh --check    changes nothing there, but compares it with what was built
 #   build.sh --install  first installs what a machine without rustup's target needs; goes with both
 #
@@ -14,9 +14,13 @@ readonly components=$root/components
 readonly target=wasm32-unknown-unknown
 readonly target_dir=${CARGO_TARGET_DIR:-$root/target}
 readonly modules=$target_dir/$target/release
-readonly componentize=$target_dir/debug/componentize
+readonly tools=$target_dir/debug
+readonly bindings=templates/c/bindings
 
-readonly guests=(type-filter fragments-to-copy)
+readonly guests=(
+  type-filter fragments-to-copy
+  threshold deadband rate-limit sampling geofence unit-conversion
+)
 # Built by script-runner/build.sh, never to the same bytes: carried over as it is.
 readonly carried=script-runner.wasm
 readonly faulty=(loop memory wrong-length trap-third garbage huge shape-trap-third)
@@ -77,16 +81,24 @@ remaps() {
 build() {
   local guest
   mkdir -p "$1/faulty"
-  cargo build --locked --quiet --package componentize
   for guest in "${guests[@]}"; do
     env "${environment[@]}" cargo rustc "${flags[@]}" --package "$guest" --crate-type cdylib
-    "$componentize" "$modules/${guest//-/_}.wasm" "$1/$guest.wasm"
+    "$tools/componentize" "$modules/${guest//-/_}.wasm" "$1/$guest.wasm"
   done
   env "${environment[@]}" cargo build "${flags[@]}" --package faulty --examples
   for guest in "${faulty[@]}"; do
-    "$componentize" "$modules/examples/${guest//-/_}.wasm" "$1/faulty/$guest.wasm"
+    "$tools/componentize" "$modules/examples/${guest//-/_}.wasm" "$1/faulty/$guest.wasm"
   done
   cp "$components/$carried" "$1/"
+}
+
+# $1: folder for the bindings of the template for C
+bind() {
+  local world
+  mkdir -p "$1"
+  for world in filter transform; do
+    "$tools/c-bindings" ../wit "$world" "$1"
+  done
 }
 
 # $1: folder with components
@@ -108,7 +120,7 @@ recorded_digests() {
   sed '/^#/d' "$components/DIGESTS"
 }
 
-# The gateway's tests of both built-in plugins take the components from this folder.
+# The gateway's tests of the built-in plugins take the components from this folder.
 # $1: folder with components
 run_vectors() {
   local report
@@ -146,14 +158,20 @@ main() {
   # Unpacks the sources of the dependencies, whose folder the flags name.
   cargo fetch --locked --quiet
   choose_toolchain
-  local built=$target_dir/components
-  rm -rf "$built"
+  cargo build --locked --quiet --package componentize
+  local built=$target_dir/components bound=$target_dir/bindings
+  rm -rf "$built" "$bound"
+  bind "$bound"
+  if $checking; then
+    diff -r "$bindings" "$bound" || fail "$bindings is not what ../wit gives"
+  fi
   build "$built"
   if $checking; then
     check "$built"
   else
-    rm -rf "$components"
+    rm -rf "$components" "$bindings"
     cp -r "$built" "$components"
+    cp -r "$bound" "$bindings"
     write_digests >"$components.new"
     mv "$components.new" "$components/DIGESTS"
   fi
