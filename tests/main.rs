@@ -25,6 +25,7 @@ mod operator;
 mod plugins;
 mod push;
 mod quota;
+mod registry;
 mod shaping;
 mod shared;
 mod slow;

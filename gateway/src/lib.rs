@@ -5,6 +5,7 @@
 //!
 //! - [`http`], [`socket`] and [`tls`], [`api`]: sockets and routes; who asks ([`auth`]), what it means ([`platform`], [`json`], [`time`]).
 //! - [`pipeline`]: the upper half of the line. [`subscription`] says who wants a message, [`plugin`] judges and shapes it.
+//! - [`registry`] keeps the plugins that are uploaded.
 //! - [`writer`]: the one commit that holds it, in the [`backlog`] and the [`store`]; [`ids`] and [`locks`] serve requests.
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out; [`push`] keeps the consumers that
 //!   are called rather than call, over [`outbound`] connections.
@@ -13,7 +14,7 @@
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
-//!   [`manage`] looks after topics, with [`client`];
+//!   [`manage`] looks after topics and [`authoring`] after plugins, with [`client`];
 //!   [`upkeep`] checks a database, [`demo`] shows it all.
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
@@ -23,6 +24,7 @@ pub mod admin;
 pub mod answers;
 pub mod api;
 pub mod auth;
+pub mod authoring;
 pub mod backlog;
 pub mod client;
 pub mod clock;
@@ -44,6 +46,7 @@ pub mod pipeline;
 pub mod platform;
 pub mod plugin;
 pub mod push;
+pub mod registry;
 pub mod removal;
 pub mod retention;
 pub mod serve;

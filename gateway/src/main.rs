@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use tidegate::admin::{TenantArgs, UserArgs};
+use tidegate::authoring::PluginArgs;
 use tidegate::demo::DemoArgs;
 use tidegate::listen::ListenArgs;
 use tidegate::manage::{ConsumersArgs, TopicsArgs};
@@ -40,6 +41,8 @@ enum Command {
     Topics(TopicsArgs),
     /// Shows what waits for consumers, and unsubscribes them.
     Consumers(ConsumersArgs),
+    /// Uploads, shows, downloads and deletes plugins.
+    Plugin(PluginArgs),
     /// Makes a consistent copy of the database, of a running gateway or of one that is stopped.
     Backup(BackupArgs),
     /// Checks a database: that SQLite's structures are whole, and that what is in it fits together.
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
         Some(Command::Topics(args)) => run(tidegate::manage::topics(args)),
         Some(Command::Consumers(args)) => run(tidegate::manage::consumers(args)),
+        Some(Command::Plugin(args)) => run(tidegate::authoring::run(args)),
         Some(Command::Backup(args)) => run(tidegate::upkeep::backup(args)),
         Some(Command::Check(args)) => run(tidegate::upkeep::check(args)),
     };

@@ -234,11 +234,11 @@ fn state(consumer: &Value) -> String {
     if states.is_empty() { "-".to_owned() } else { states.join(",") }
 }
 
-fn text(value: &Value) -> &str {
+pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn cell(value: &Value) -> String {
+pub(crate) fn cell(value: &Value) -> String {
     match value {
         Value::Null => "-".to_owned(),
         Value::String(text) => text.clone(),
@@ -251,7 +251,7 @@ fn age(seconds: &Value) -> String {
 }
 
 /// Lines of equal columns, of which the first `texts` are aligned to the left.
-fn table(head: &[&str], texts: usize, rows: impl Iterator<Item = Vec<String>>) -> Vec<String> {
+pub(crate) fn table(head: &[&str], texts: usize, rows: impl Iterator<Item = Vec<String>>) -> Vec<String> {
     let rows: Vec<Vec<String>> =
         std::iter::once(head.iter().map(|&name| name.to_owned()).collect()).chain(rows).collect();
     let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max().unwrap_or_default();

@@ -1,6 +1,5 @@
 //! `tidegate serve`: puts the rooms together, runs them, and takes them apart in order.
 
-use std::collections::HashSet;
 use std::fs::{self, DirBuilder, File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::SocketAddr;
@@ -33,6 +32,7 @@ use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
 use crate::push::Pushes;
+use crate::registry::{Registry, RegistryLimits};
 use crate::removal::Removal;
 use crate::retention::Retention;
 use crate::store::Store;
@@ -271,8 +271,11 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let index = Arc::new(Index::default());
     let subscriptions = index.clone();
     topics.listen_to(move |topic| subscriptions.asks_for_gaps(topic));
-    api::load_subscriptions(&readers, &plugins, &index).await?;
-    plugins.tidy(HashSet::new()).await;
+    let registry_limits =
+        RegistryLimits { versions: config.plugins.versions_per_tenant, bytes: config.plugins.tenant_bytes };
+    let registry = Registry::new(readers.clone(), writer.clone(), plugins.clone(), registry_limits);
+    api::load_subscriptions(&readers, &registry, &index).await?;
+    registry.tidy().await?;
     let users = load_users(&readers).await?;
     let first_admin = if users.is_empty() { Some(first_admin().await?) } else { None };
     let pipeline_limits = PipelineLimits {
@@ -320,6 +323,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         index,
         subscribing: tokio::sync::Mutex::default(),
         plugins,
+        registry,
         writer,
         bodies,
         epochs: Epochs::new(),

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use hyper::Method;
 use tempfile::NamedTempFile;
 
 use crate::admin::{Place, Reached, print};
@@ -45,7 +46,9 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     // Mode 0600; it goes when it is dropped.
     let mut unfinished = NamedTempFile::new_in(beside).with_context(unwritable)?;
     match args.place.reach()? {
-        Reached::Gateway(client, _) => client.download("/tidegate/v1/backup", unfinished.as_file_mut()).await?,
+        Reached::Gateway(client, _) => {
+            client.download(Method::POST, "/tidegate/v1/backup", unfinished.as_file_mut()).await?;
+        }
         Reached::Directory(data) => {
             let _lock = hold(&data)?;
             store::copy_stopped(&data.join(FILE_NAME), unfinished.path()).await?;

@@ -1,6 +1,9 @@
-"""What schemathesis must not do to the gateway that it asks: change the password with which it asks."""
+"""How schemathesis sends plugins, and what it must not do to the gateway that it asks: change the password with which it asks."""
 
 import schemathesis
+
+schemathesis.serializer.alias("application/wasm", "application/octet-stream")
+schemathesis.serializer.alias("text/javascript", "text/plain")
 
 
 @schemathesis.hook

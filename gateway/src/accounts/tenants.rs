@@ -96,7 +96,7 @@ impl Tenants<'_> {
         Ok(vec![Statement { sql: "INSERT INTO tenant(name, created) VALUES (?, ?)", values }, admin.insert()])
     }
 
-    /// Removes a tenant with its users and subscriptions. What waits in its topics stays for the consumers that have tokens,
+    /// Removes a tenant with its users, subscriptions and plugins. What waits in its topics stays for the consumers that have tokens,
     /// unless it is to be purged: then the topics go, too, and all objects. A tenant that was removed before can still be purged.
     ///
     /// # Errors
@@ -117,6 +117,8 @@ impl Tenants<'_> {
         Ok(vec![
             Statement { sql: "DELETE FROM user WHERE tenant = ?", values: vec![tenant()] },
             Statement { sql: "DELETE FROM subscription WHERE tenant = ?", values: vec![tenant()] },
+            Statement { sql: "DELETE FROM plugin WHERE tenant = ?", values: vec![tenant()] },
+            Statement { sql: "DELETE FROM plugin_name WHERE tenant = ?", values: vec![tenant()] },
             Statement {
                 sql: "UPDATE tenant SET removed = ifnull(removed, ?), rest = ? WHERE name = ?",
                 values: vec![Value::Int(now_ms), Value::Int(if purge { REST_ALL } else { REST_TOPICS }), tenant()],

@@ -1,6 +1,7 @@
 //! The one place that turns errors into HTTP responses, in the platform's form `{error, message, info}`.
 
 use std::borrow::Cow;
+use std::fmt;
 
 use axum::response::{IntoResponse, Response};
 use hyper::StatusCode;
@@ -10,7 +11,9 @@ use crate::auth::{AuthError, TokenError};
 use crate::consumer::Busy;
 use crate::json::Invalid;
 use crate::platform::list::ListError;
+use crate::plugin::{Fault, PluginError};
 use crate::push::CreateError;
+use crate::registry::RegistryError;
 use crate::store::{CopyError, StoreError};
 use crate::writer::{AttachError, Refused};
 
@@ -85,6 +88,12 @@ impl ApiError {
     }
 }
 
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = serde_json::json!({"error": self.error, "message": self.message, "info": INFO}).to_string();
@@ -153,6 +162,32 @@ impl From<CreateError> for ApiError {
             CreateError::TooMany(_) => Self::unprocessable(error.to_string()),
             CreateError::Attach(error) => error.into(),
             CreateError::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+impl From<RegistryError> for ApiError {
+    fn from(error: RegistryError) -> Self {
+        match error {
+            RegistryError::Missing { .. } => Self::not_found("plugin", error.to_string()),
+            RegistryError::Invalid(invalid) => invalid.into(),
+            RegistryError::Plugin(error) => error.into(),
+            RegistryError::Busy => Self::unavailable(error.to_string()),
+            RegistryError::Store(error) => error.into(),
+            RegistryError::Refused(refused) => refused.into(),
+        }
+    }
+}
+
+impl From<PluginError> for ApiError {
+    fn from(error: PluginError) -> Self {
+        match error {
+            PluginError::Fault { fault: Fault::Stopped, .. } => Self::unavailable(Fault::Stopped.to_string()),
+            PluginError::Settings(_) | PluginError::Component { .. } => Self::unprocessable(error.to_string()),
+            PluginError::Fault { .. } => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", error.to_string())
+            }
+            PluginError::Start(_) => Self::internal(error.to_string()),
         }
     }
 }

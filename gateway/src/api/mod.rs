@@ -18,6 +18,7 @@ mod openapi;
 mod operations;
 mod operator;
 mod paths;
+mod plugins;
 mod push;
 mod routes;
 mod subscriptions;
@@ -70,6 +71,7 @@ use crate::platform::page::{Envelope, PageRequest, Query};
 use crate::platform::{ProcessingMode, Sources, parse_id};
 use crate::plugin::Plugins;
 use crate::push::Pushes;
+use crate::registry::Registry;
 use crate::store::LongReads;
 use crate::subscription::Index;
 use crate::telemetry::{Metrics, Throttle, logins_refused};
@@ -107,10 +109,12 @@ pub struct App {
     pub topics: Topics,
     /// Subscriptions in force.
     pub index: Arc<Index>,
-    /// Held while subscriptions are made or deleted, and while push consumers are made.
+    /// Held while subscriptions are made or deleted, while push consumers are made, and while plugins are deleted.
     pub subscribing: Mutex<()>,
     /// The sandbox.
     pub plugins: Plugins,
+    /// The uploaded plugins.
+    pub registry: Registry,
     /// The line up to the disk.
     pub pipeline: Pipeline,
     /// The single writer.

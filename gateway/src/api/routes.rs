@@ -11,7 +11,7 @@ use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
     ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, messaging,
-    openapi, operations, operator, push, subscriptions, tenants, tokens, topics, users,
+    openapi, operations, operator, plugins, push, subscriptions, tenants, tokens, topics, users,
 };
 use crate::platform::relation::Kind;
 
@@ -62,6 +62,7 @@ pub(super) fn changing_routes() -> impl Iterator<Item = Route> {
         .chain(subscription_routes())
         .chain(account_routes())
         .chain(topic_routes())
+        .chain(plugin_routes())
         .chain([backup])
 }
 
@@ -172,6 +173,18 @@ fn topic_routes() -> impl Iterator<Item = Route> {
         messaging(&format!("/{TOPIC}"), "GET", get(messaging::get)),
         messaging(&format!("/{TOPIC}/subscribers"), "GET", get(messaging::subscribers)),
         messaging(&format!("/{TOPIC}/subscribers/{{subscriber}}"), "DELETE", delete(messaging::unsubscribe)),
+    ]
+    .into_iter()
+}
+
+/// The registry of plugins.
+fn plugin_routes() -> impl Iterator<Item = Route> {
+    const VERSION: &str = "/tidegate/v1/plugins/{name}/versions/{version}";
+    [
+        route("/tidegate/v1/plugins", "GET, POST", get(plugins::list).post(plugins::upload)),
+        route("/tidegate/v1/plugins/{name}", "GET, DELETE", get(plugins::get).delete(plugins::delete)),
+        route(VERSION, "GET, DELETE", get(plugins::get_version).delete(plugins::delete_version)),
+        route(format!("{VERSION}/wasm"), "GET", get(plugins::download)),
     ]
     .into_iter()
 }

@@ -18,9 +18,10 @@ use crate::json::{Invalid, Limits, Members};
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::page::{Envelope, PageRequest};
 use crate::platform::parse_id;
-use crate::plugin::{BuiltIn, Instance, Plugin, PluginError, Plugins, World};
+use crate::plugin::{BuiltIn, Fault, Instance, Plugin, PluginError, PluginId, Plugins, World};
+use crate::registry::{Registry, RegistryError};
 use crate::store::{Statement, Value};
-use crate::subscription::{Context, Index, PluginUse, Route, Subscription};
+use crate::subscription::{Context, Index, PluginSettings, PluginUse, Route, Subscription};
 use crate::writer::Change;
 
 const PATH: &str = "/notification2/subscriptions";
@@ -66,19 +67,13 @@ async fn make(
     mut subscription: Subscription,
 ) -> Result<Response, ApiError> {
     let tenant = &caller.principal.tenant;
-    let _subscribing = app.subscribing.lock().await;
-    // The tenant may have been removed since the caller was let in.
-    if !app.auth.knows(tenant) {
-        return Err(AuthError::BadCredentials.into());
-    }
-    if let Some(source) = subscription.source
-        && !app.sources.exists(tenant, source)
-    {
-        return Err(ApiError::not_found("inventory", "Finding device data from database failed"));
-    }
-    refuse_duplicate(app, tenant, &subscription)?;
+    check(app, tenant, &subscription)?;
     subscription.id = app.ids.take(1, &app.writer).await?;
-    let route = route(&app.plugins, tenant, subscription).await?;
+    // Others need not wait until plugins are loaded.
+    let route = Making { registry: &app.registry, tenant, at_start: false }.route(subscription).await?;
+    let _subscribing = app.subscribing.lock().await;
+    check(app, tenant, &route.subscription)?;
+    still_there(&app.registry, tenant, &route.subscription).await?;
     let subscription = &route.subscription;
     let statement = Statement {
         sql: "INSERT INTO subscription(id, tenant, source, body) VALUES (?, ?, ?, ?)",
@@ -94,7 +89,7 @@ async fn make(
     let location = Some(format!("{}{PATH}/{}", caller.base_url, subscription.id));
     app.index.insert(route);
     let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
-    Ok(reply.respond(headers, || rendered.to_string().into_bytes()))
+    Ok(reply.respond(headers, || rendered.into_bytes()))
 }
 
 /// GET of a page, filtered by `context`, `source`, `subscription` and `typeFilter`.
@@ -124,7 +119,7 @@ pub(super) async fn list(
     let envelope = Envelope { url: &url, query: &query, name: "subscriptions", page, more, total: Some(total) };
     let mut body = Vec::new();
     let push = |route: &Arc<Route>, out: &mut Vec<u8>| {
-        out.extend_from_slice(render(&app, &caller, &route.subscription).to_string().as_bytes());
+        out.extend_from_slice(render(&app, &caller, &route.subscription).as_bytes());
     };
     envelope.render(shown, push, &mut body);
     Ok(found(&headers, "subscriptioncollection", body))
@@ -139,7 +134,7 @@ pub(super) async fn get(
 ) -> Result<Response, ApiError> {
     let tenant = &caller.require(ROLE)?.tenant;
     let route = id.and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
-    let body = render(&app, &caller, &route.subscription).to_string().into_bytes();
+    let body = render(&app, &caller, &route.subscription).into_bytes();
     Ok(found(&headers, "subscription", body))
 }
 
@@ -170,13 +165,14 @@ pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: U
     }
 }
 
-/// Puts all stored subscriptions in force.
-pub(crate) async fn load(store: &sqlx::SqlitePool, plugins: &Plugins, index: &Index) -> anyhow::Result<()> {
+/// Puts all stored subscriptions in force. A plugin that cannot be had any more faults each of its messages.
+pub(crate) async fn load(store: &sqlx::SqlitePool, registry: &Registry, index: &Index) -> anyhow::Result<()> {
     let rows = sqlx::query("SELECT tenant, body FROM subscription ORDER BY id").fetch_all(store).await?;
     for row in rows {
         let tenant = Tenant::from(row.try_get::<&str, _>(0)?);
         let subscription: Subscription = serde_json::from_str(row.try_get(1)?)?;
-        index.insert(route(plugins, &tenant, subscription).await.map_err(|error| anyhow::anyhow!("{error:?}"))?);
+        let making = Making { registry, tenant: &tenant, at_start: true };
+        index.insert(making.route(subscription).await.map_err(|error| anyhow::anyhow!("{error:?}"))?);
     }
     Ok(())
 }
@@ -189,88 +185,160 @@ pub(super) fn forget_sources(app: &App, tenant: &Tenant, sources: &BTreeSet<u64>
     }
 }
 
-fn render(app: &App, caller: &Caller, subscription: &Subscription) -> serde_json::Value {
+fn render(app: &App, caller: &Caller, subscription: &Subscription) -> String {
     let name = subscription.source.and_then(|source| app.sources.name(source));
     subscription.render(&caller.base_url, name.as_deref())
 }
 
-/// Configures the plugins that the subscription needs.
-async fn route(plugins: &Plugins, tenant: &Tenant, subscription: Subscription) -> Result<Route, ApiError> {
-    let filters = filters(plugins, tenant, &subscription).await?;
-    let transforms = transforms(plugins, tenant, &subscription).await?;
-    let topic = TopicKey {
-        tenant: tenant.clone(),
-        name: subscription.subscription.as_str().into(),
-        non_persistent: subscription.non_persistent,
-    };
-    let topic = Arc::new(topic);
-    Ok(Route { subscription, topic, filters, transforms })
+/// Puts together what a subscription needs.
+struct Making<'a> {
+    registry: &'a Registry,
+    tenant: &'a Tenant,
+    /// Then it is as it is: what cannot be had stands in for itself and answers with faults.
+    at_start: bool,
 }
 
-async fn filters(plugins: &Plugins, tenant: &Tenant, subscription: &Subscription) -> Result<Vec<Instance>, ApiError> {
-    let mut filters = Vec::new();
-    if let Some(text) = &subscription.type_filter {
-        filters.push(configure(plugins, tenant, plugins.built_in(BuiltIn::TypeFilter), text, subscription.id).await?);
-    }
-    for (at, named) in subscription.filters.iter().enumerate() {
-        filters.push(named_plugin(plugins, tenant, World::Filter, named, &format!("tidegate.filters[{at}]")).await?);
-    }
-    Ok(filters)
-}
-
-/// The fragments are copied last, unless the subscription says where.
-async fn transforms(
-    plugins: &Plugins,
-    tenant: &Tenant,
-    subscription: &Subscription,
-) -> Result<Vec<Instance>, ApiError> {
-    let mut fragments = match &subscription.fragments_to_copy {
-        Some(names) => {
-            let settings = serde_json::to_string(names).expect("invariant: texts serialize");
-            let plugin = plugins.built_in(BuiltIn::FragmentsToCopy);
-            Some(configure(plugins, tenant, plugin, &settings, subscription.id).await?)
+impl Making<'_> {
+    /// The subscription with its plugins, all of them configured. Versions that it leaves open are filled in.
+    async fn route(&self, mut subscription: Subscription) -> Result<Route, ApiError> {
+        let mut filters = Vec::new();
+        if let Some(text) = &subscription.type_filter {
+            let plugin = self.registry.plugins().built_in(BuiltIn::TypeFilter);
+            // The guest knows which field its settings come from.
+            filters.push(self.configure(plugin, text, subscription.id, "").await?);
         }
-        None => None,
-    };
-    let mut transforms = Vec::new();
-    for (at, named) in subscription.transforms.iter().enumerate() {
-        let field = format!("tidegate.transforms[{at}]");
-        transforms.push(if named.plugin == BuiltIn::FragmentsToCopy.name() {
-            fragments
-                .take()
-                .ok_or_else(|| Invalid::new(&field, "stands for 'fragmentsToCopy', which is not there or is used"))?
-        } else {
-            named_plugin(plugins, tenant, World::Transform, named, &field).await?
-        });
+        for (at, named) in subscription.filters.iter_mut().enumerate() {
+            let field = format!("tidegate.filters[{at}]");
+            filters.push(self.named(World::Filter, named, subscription.id, &field).await?);
+        }
+        let transforms = self.transforms(&mut subscription).await?;
+        let topic = TopicKey {
+            tenant: self.tenant.clone(),
+            name: subscription.subscription.as_str().into(),
+            non_persistent: subscription.non_persistent,
+        };
+        Ok(Route { subscription, topic: Arc::new(topic), filters, transforms })
     }
-    transforms.extend(fragments);
-    Ok(transforms)
+
+    /// The fragments are copied last, unless the subscription says where.
+    async fn transforms(&self, subscription: &mut Subscription) -> Result<Vec<Instance>, ApiError> {
+        let mut fragments = match &subscription.fragments_to_copy {
+            Some(names) => {
+                let settings = serde_json::to_string(names).expect("invariant: texts serialize");
+                let plugin = self.registry.plugins().built_in(BuiltIn::FragmentsToCopy);
+                Some(self.configure(plugin, &settings, subscription.id, "").await?)
+            }
+            None => None,
+        };
+        let mut transforms = Vec::new();
+        for (at, named) in subscription.transforms.iter_mut().enumerate() {
+            let field = format!("tidegate.transforms[{at}]");
+            transforms.push(if named.plugin == BuiltIn::FragmentsToCopy.name() {
+                if !self.at_start && (named.version.is_some() || named.settings != PluginSettings::default()) {
+                    let text = "stands for 'fragmentsToCopy', and has neither version nor settings of its own";
+                    return Err(Invalid::new(&field, text).into());
+                }
+                fragments.take().ok_or_else(|| {
+                    Invalid::new(&field, "stands for 'fragmentsToCopy', which is not there or is used")
+                })?
+            } else {
+                self.named(World::Transform, named, subscription.id, &field).await?
+            });
+        }
+        transforms.extend(fragments);
+        Ok(transforms)
+    }
+
+    /// An instance of the plugin that `field` names.
+    async fn named(
+        &self,
+        world: World,
+        named: &mut PluginUse,
+        subscription: u64,
+        field: &str,
+    ) -> Result<Instance, ApiError> {
+        let plugin = match self.find(named, field).await {
+            Err(error) if self.at_start => self.stand_in(world, named, &error),
+            found => found?,
+        };
+        if plugin.world() != world {
+            let text = format!("'{}' is a {}, and this takes a {}", named.plugin, plugin.world().name(), world.name());
+            return Err(Invalid::new(&format!("{field}.plugin"), text).into());
+        }
+        named.version = plugin.id().tenant.as_ref().map(|_| plugin.id().version);
+        self.configure(&plugin, named.settings.as_str(), subscription, field).await
+    }
+
+    /// The tenant's own plugin, or the built-in one: so a plugin stays itself when a later gateway has one of its name built in.
+    async fn find(&self, PluginUse { plugin, version, .. }: &PluginUse, field: &str) -> Result<Plugin, ApiError> {
+        if plugin == BuiltIn::TypeFilter.name() {
+            let text = "stands for 'subscriptionFilter.typeFilter', which says what it lets pass";
+            return Err(Invalid::new(&format!("{field}.plugin"), text).into());
+        }
+        // What was made without a version, and still has none, is built in.
+        if !(self.at_start && version.is_none()) {
+            match self.registry.get(self.tenant, plugin, *version).await {
+                Err(RegistryError::Missing { .. }) => {}
+                found => return Ok(found?),
+            }
+        }
+        match self.registry.plugins().built_in_named(plugin).await {
+            Some(_) if version.is_some() => {
+                let text = format!("must be absent: '{plugin}' is built in, and has no versions");
+                Err(Invalid::new(&format!("{field}.version"), text).into())
+            }
+            Some(built_in) => Ok(built_in?),
+            None => {
+                let missing = RegistryError::Missing { name: plugin.clone(), version: *version };
+                Err(Invalid::new(&format!("{field}.plugin"), missing.to_string()).into())
+            }
+        }
+    }
+
+    fn stand_in(&self, world: World, PluginUse { plugin, version, .. }: &PluginUse, error: &ApiError) -> Plugin {
+        tracing::error!(tenant = %self.tenant, plugin, version, %error, "a plugin that a subscription names cannot be had");
+        let tenant = version.map(|_| self.tenant.clone());
+        let id = PluginId { tenant, name: plugin.as_str().into(), version: version.unwrap_or(1) };
+        Plugin::unavailable(id, world, &error.to_string())
+    }
+
+    /// An instance with the settings of `field`, which is empty where the plugin itself says where they come from.
+    async fn configure(
+        &self,
+        plugin: &Plugin,
+        settings: &str,
+        subscription: u64,
+        field: &str,
+    ) -> Result<Instance, ApiError> {
+        let plugins = self.registry.plugins();
+        let error = match plugins.configure(self.tenant, plugin, settings, subscription).await {
+            Err(error) if self.at_start => {
+                tracing::error!(tenant = %self.tenant, subscription, ?plugin, %error, "a plugin takes its settings no more");
+                let unavailable = Plugin::unavailable(plugin.id().clone(), plugin.world(), &error.to_string());
+                return Ok(plugins.configure(self.tenant, &unavailable, settings, subscription).await?);
+            }
+            Err(error) => error,
+            Ok(instance) => return Ok(instance),
+        };
+        Err(match error {
+            PluginError::Settings(text) if field.is_empty() => ApiError::unprocessable(text.into_string()),
+            PluginError::Settings(text) => Invalid::new(&format!("{field}.settings"), text).into(),
+            PluginError::Fault { fault, .. } if fault != Fault::Stopped && !field.is_empty() => {
+                Invalid::new(&format!("{field}.settings"), format!("{fault} while it was configured")).into()
+            }
+            error => error.into(),
+        })
+    }
 }
 
-/// An instance of the plugin that `field` names.
-async fn named_plugin(
-    _plugins: &Plugins,
-    _tenant: &Tenant,
-    world: World,
-    named: &PluginUse,
-    field: &str,
-) -> Result<Instance, ApiError> {
-    let there_is_none = format!("there is no {} '{}'", world.name(), named.plugin);
-    Err(Invalid::new(&format!("{field}.plugin"), there_is_none).into())
-}
-
-async fn configure(
-    plugins: &Plugins,
-    tenant: &Tenant,
-    plugin: &Plugin,
-    settings: &str,
-    subscription: u64,
-) -> Result<Instance, ApiError> {
-    plugins.configure(tenant, plugin, settings, subscription).await.map_err(|error| match error {
-        // The guest knows which field its settings come from.
-        PluginError::Settings(text) => ApiError::unprocessable(text.into_string()),
-        other => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", other.to_string()),
-    })
+/// Refuses a subscription whose plugins were deleted while they were loaded.
+async fn still_there(registry: &Registry, tenant: &Tenant, subscription: &Subscription) -> Result<(), ApiError> {
+    for named in subscription.filters.iter().chain(&subscription.transforms) {
+        if named.version.is_some() {
+            registry.version(tenant, &named.plugin, named.version).await?;
+        }
+    }
+    Ok(())
 }
 
 /// The routes whose filter lets a message of type `kind` pass: asked of the filters themselves.
@@ -306,7 +374,16 @@ fn type_filter(route: &Route) -> Option<Instance> {
     route.subscription.type_filter.is_some().then(|| route.filters.first().cloned()).flatten()
 }
 
-fn refuse_duplicate(app: &App, tenant: &Tenant, new: &Subscription) -> Result<(), ApiError> {
+/// Refuses what has no place. The tenant may have been removed since the caller was let in.
+fn check(app: &App, tenant: &Tenant, new: &Subscription) -> Result<(), ApiError> {
+    if !app.auth.knows(tenant) {
+        return Err(AuthError::BadCredentials.into());
+    }
+    if let Some(source) = new.source
+        && !app.sources.exists(tenant, source)
+    {
+        return Err(ApiError::not_found("inventory", "Finding device data from database failed"));
+    }
     if !app.index.list(tenant, |existing| existing.duplicates(new)).is_empty() {
         let source = new.source.map_or_else(String::new, |source| format!("source <'{source}'>, "));
         let context = if new.context == Context::Mo { "mo" } else { "tenant" };

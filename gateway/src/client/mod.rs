@@ -37,6 +37,8 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer that is read, in bytes; a longer one is [`Error::Unreadable`].
 pub const ANSWER_BYTES: usize = 1024 * 1024;
 
+/// The media type of what is sent and asked for, unless it is said.
+const JSON: &str = "application/json";
 /// Elements that a list is asked for at a time.
 const PAGE: usize = 1000;
 
@@ -262,14 +264,25 @@ impl Client {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
 
-    /// Posts to `path` and writes the answer to `out` as it comes, however long that is. For the first byte it waits as long as the
-    /// gateway takes.
+    /// Posts what is no JSON to `path` and returns the answer's JSON, for which it waits as long as the gateway takes.
+    ///
+    /// # Errors
+    /// Any [`Error`] but the first three.
+    pub(crate) async fn upload(&self, path: &str, media_type: &str, body: Bytes) -> Result<Value, Error> {
+        let mut connection = Connection::open(self).await?;
+        let (request, response) = connection.request(self, Method::POST, path, media_type, body).await?;
+        let (request, body) = read(request, response).await?;
+        json(request, &body)
+    }
+
+    /// Sends a request without a body and writes the answer to `out` as it comes, however long that is. For the first byte it waits as
+    /// long as the gateway takes.
     ///
     /// # Errors
     /// Any [`Error`] but the first three; `io::Error` where `out` cannot be written.
-    pub(crate) async fn download(&self, path: &str, out: &mut impl io::Write) -> anyhow::Result<()> {
+    pub(crate) async fn download(&self, method: Method, path: &str, out: &mut impl io::Write) -> anyhow::Result<()> {
         let mut connection = Connection::open(self).await?;
-        let (request, response) = connection.request(self, Method::POST, path, Bytes::new()).await?;
+        let (request, response) = connection.request(self, method, path, JSON, Bytes::new()).await?;
         if !response.status().is_success() {
             return Ok(read(request, response).await.map(drop)?);
         }
@@ -333,7 +346,7 @@ impl Connection {
         path: &str,
         body: Bytes,
     ) -> Result<(String, Bytes), Error> {
-        let (name, response) = self.request(client, method, path, body).await?;
+        let (name, response) = self.request(client, method, path, JSON, body).await?;
         read(name, response).await
     }
 
@@ -343,6 +356,7 @@ impl Connection {
         client: &Client,
         method: Method,
         path: &str,
+        media_type: &str,
         body: Bytes,
     ) -> Result<(String, Response<Incoming>), Error> {
         // The query may hold a token, which no error may show.
@@ -352,8 +366,8 @@ impl Connection {
             .uri(format!("{}{path}", client.prefix))
             .header(HOST, &client.authority)
             .header(AUTHORIZATION, client.authorization.clone())
-            .header(ACCEPT, "application/json")
-            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, JSON)
+            .header(CONTENT_TYPE, media_type)
             .body(Full::new(body))
             .map_err(|_| Error::Url("the path holds characters that a URL cannot carry"))?;
         self.sender.ready().await.map_err(unreachable)?;

@@ -257,6 +257,10 @@ pub struct Plugins {
     pub compile_seconds: u64,
     /// Bytes of memory that the compiler may use; past it the component is refused.
     pub compile_bytes: u64,
+    /// Versions of plugins that a tenant may upload; the next one is refused.
+    pub versions_per_tenant: u64,
+    /// Bytes of them all; an upload that passes it is refused.
+    pub tenant_bytes: u64,
 }
 
 /// `retention`
@@ -424,6 +428,8 @@ impl Default for Plugins {
             max_instances: 20,
             compile_seconds: 60,
             compile_bytes: 1_024 * MIB as u64,
+            versions_per_tenant: 200,
+            tenant_bytes: 64 * MIB as u64,
         }
     }
 }

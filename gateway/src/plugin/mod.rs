@@ -37,7 +37,7 @@ use self::compiler::Compiler;
 use self::instance::{Judge, Shape};
 use self::load::{Loader, Wasm};
 use self::memory::Memory;
-pub use self::module::{Plugin, PluginId, World};
+pub use self::module::{Plugin, PluginId, WeakPlugin, World};
 use self::pool::Pool;
 use crate::message::{Message, Tenant};
 
@@ -128,10 +128,7 @@ impl BuiltIn {
 
     /// Refuses a replacement that is for something else.
     fn check(self, loaded: &Plugin) -> Result<(), PluginError> {
-        let world = match self {
-            Self::TypeFilter => World::Filter,
-            Self::FragmentsToCopy => World::Transform,
-        };
+        let world = COMPONENTS[self as usize].1;
         if loaded.world() == world {
             return Ok(());
         }
@@ -141,13 +138,19 @@ impl BuiltIn {
 }
 
 macro_rules! component {
-    ($name:literal) => {
-        ($name, include_bytes!(concat!("../../../plugins/components/", $name, ".wasm")))
+    ($name:literal, $world:ident) => {
+        ($name, World::$world, include_bytes!(concat!("../../../plugins/components/", $name, ".wasm")))
     };
 }
 
 /// The components in the program by name: those of [`BuiltIn`] in its order, then those that are loaded when they are first named.
-const COMPONENTS: [(&str, &[u8]); 2] = [component!("type-filter"), component!("fragments-to-copy")];
+const COMPONENTS: [(&str, World, &[u8]); 2] =
+    [component!("type-filter", Filter), component!("fragments-to-copy", Transform)];
+
+/// Names and worlds of the built-in plugins.
+pub fn built_ins() -> impl Iterator<Item = (&'static str, World)> {
+    COMPONENTS.iter().map(|(name, world, _)| (*name, *world))
+}
 
 /// What a plugin is made of.
 #[derive(Clone, Copy, Debug)]
@@ -420,7 +423,7 @@ impl Plugins {
 
     /// A built-in plugin by its name, loaded when it is first asked for; `None`: there is none of that name.
     pub async fn built_in_named(&self, name: &str) -> Option<Result<Plugin, PluginError>> {
-        let at = COMPONENTS.iter().position(|(known, _)| *known == name)?;
+        let at = COMPONENTS.iter().position(|(known, ..)| *known == name)?;
         let load = || async {
             let wasm = self.0.built_in_wasm(at)?;
             self.0.loader.load(PluginId::built_in(name), wasm).await
@@ -561,7 +564,7 @@ impl Plugins {
 impl Inner {
     /// The component of a built-in plugin, or what replaces it.
     fn built_in_wasm(&self, at: usize) -> Result<Wasm, PluginError> {
-        let (name, wasm) = COMPONENTS[at];
+        let (name, _, wasm) = COMPONENTS[at];
         let replaced = self.replace_dir.as_deref().map_or(Ok(None), |dir| replacement(name, dir, self.component_bytes));
         let replaced =
             replaced.map_err(|reason| PluginError::Component { plugin: PluginId::built_in(name), reason })?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use metrics::{Counter, Histogram};
 use wasmtime::component::{Component, HasSelf, Linker};
@@ -41,6 +41,18 @@ pub struct PluginId {
 #[derive(Clone)]
 pub struct Plugin(pub(super) Arc<Loaded>);
 
+/// A plugin that stays in memory only as long as somebody holds a [`Plugin`].
+#[derive(Clone)]
+pub struct WeakPlugin(Weak<Loaded>);
+
+impl WeakPlugin {
+    /// The plugin, if it is still there.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Plugin> {
+        self.0.upgrade().map(Plugin)
+    }
+}
+
 /// A plugin that is compiled and linked.
 pub(super) struct Loaded {
     id: PluginId,
@@ -71,6 +83,12 @@ impl World {
             Self::Filter => "filter",
             Self::Transform => "transform",
         }
+    }
+
+    /// The world of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        [Self::Filter, Self::Transform].into_iter().find(|world| world.name() == name)
     }
 
     /// The interface that a plugin of it exports.
@@ -149,6 +167,12 @@ impl Plugin {
     #[must_use]
     pub fn id(&self) -> &PluginId {
         &self.0.id
+    }
+
+    /// Finds it as long as somebody else holds it.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakPlugin {
+        WeakPlugin(Arc::downgrade(&self.0))
     }
 
     /// What it does.

@@ -7,4 +7,4 @@ mod index;
 mod model;
 
 pub use index::{Index, Route};
-pub use model::{Context, OnFault, PluginUse, Subscription, check_name};
+pub use model::{Context, OnFault, PluginSettings, PluginUse, Subscription, check_name};

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
-use crate::json::Invalid;
+use crate::json::{self, Invalid, Limits, Members, each_element};
 use crate::message::{Action, Api, Message};
 use crate::platform::parse_id;
 
@@ -42,11 +43,40 @@ pub enum OnFault {
 pub struct PluginUse {
     /// Its name.
     pub plugin: String,
-    /// `None`: the newest one there is when the subscription is created. Built-in plugins have none.
+    /// `None` in a request: the newest one, whose number takes its place. Built-in plugins have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// Handed to the plugin's `configure` as JSON text.
-    pub settings: Value,
+    /// What it is told.
+    pub settings: PluginSettings,
 }
+
+/// JSON text that is handed to a plugin's `configure` as it was written, so that numbers keep their digits.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct PluginSettings(Box<RawValue>);
+
+/// An empty object.
+impl Default for PluginSettings {
+    fn default() -> Self {
+        Self(RawValue::from_string("{}".to_owned()).expect("invariant: that is JSON"))
+    }
+}
+
+impl PluginSettings {
+    /// The text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        self.0.get()
+    }
+}
+
+impl PartialEq for PluginSettings {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for PluginSettings {}
 
 /// A subscription: it forwards the messages that it matches to the topic `subscription`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -108,7 +138,8 @@ impl Subscription {
         let non_persistent = boolean(&mut members, "nonPersistent", "nonPersistent")?.unwrap_or(false);
         let (apis, type_filter) = parse_filter(&mut members, context)?;
         let fragments_to_copy = texts(&mut members, "fragmentsToCopy", "fragmentsToCopy")?.filter(|f| !f.is_empty());
-        let Extension { gap_messages, filters, transforms, on_fault } = Extension::parse(&mut members)?;
+        members.remove("tidegate");
+        let Extension { gap_messages, filters, transforms, on_fault } = Extension::of(body)?;
         if non_persistent && gap_messages == Some(true) {
             return Err(Invalid::new("tidegate.gapMessages", "is only for persistent subscriptions"));
         }
@@ -175,9 +206,18 @@ impl Subscription {
         key(self) == key(other) && self.subscription == other.subscription
     }
 
-    /// The subscription as clients see it; `source_name` is that of its source.
+    /// Whether it names this version of an uploaded plugin.
     #[must_use]
-    pub fn render(&self, base_url: &str, source_name: Option<&str>) -> Value {
+    pub fn uses(&self, plugin: &str, version: u32) -> bool {
+        self.filters
+            .iter()
+            .chain(&self.transforms)
+            .any(|named| named.plugin == plugin && named.version == Some(version))
+    }
+
+    /// The subscription as clients see it, as JSON text; `source_name` is that of its source.
+    #[must_use]
+    pub fn render(&self, base_url: &str, source_name: Option<&str>) -> String {
         let mut out = Map::new();
         let mut set = |name: &str, value: Value| out.insert(name.to_owned(), value);
         set("id", self.id.to_string().into());
@@ -205,51 +245,71 @@ impl Subscription {
             set("fragmentsToCopy", fragments.clone().into());
         }
         set("nonPersistent", self.non_persistent.into());
-        let extension = self.render_extension();
-        if !extension.is_empty() {
-            set("tidegate", extension.into());
-        }
-        out.into()
+        let extension = RenderedExtension {
+            filters: &self.filters,
+            transforms: &self.transforms,
+            on_fault: self.on_fault,
+            gap_messages: self.gap_messages,
+        };
+        let tidegate = Some(extension).filter(RenderedExtension::says_something);
+        serde_json::to_string(&Rendered { members: out, tidegate }).expect("invariant: texts and JSON serialize")
     }
+}
 
-    fn render_extension(&self) -> Map<String, Value> {
-        let mut out = Map::new();
-        let mut set = |name: &str, value: Option<Value>| out.extend(value.map(|value| (name.to_owned(), value)));
-        let plugins = |list: &[PluginUse]| (!list.is_empty()).then(|| list.iter().map(PluginUse::render).collect());
-        set("filters", plugins(&self.filters));
-        set("transforms", plugins(&self.transforms));
-        set("onFault", self.on_fault.map(|on_fault| json!(on_fault)));
-        set("gapMessages", self.gap_messages.map(Value::from));
-        out
+/// A subscription as it is shown.
+#[derive(Serialize)]
+struct Rendered<'a> {
+    #[serde(flatten)]
+    members: Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tidegate: Option<RenderedExtension<'a>>,
+}
+
+/// What was set in the extension.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RenderedExtension<'a> {
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    filters: &'a [PluginUse],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    transforms: &'a [PluginUse],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    on_fault: Option<OnFault>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gap_messages: Option<bool>,
+}
+
+impl RenderedExtension<'_> {
+    fn says_something(&self) -> bool {
+        !self.filters.is_empty()
+            || !self.transforms.is_empty()
+            || self.on_fault.is_some()
+            || self.gap_messages.is_some()
     }
 }
 
 impl PluginUse {
-    fn parse(field: &str, value: Value) -> Result<Self, Invalid> {
-        let mut members = object(field, value)?;
-        let within = |name: &str| format!("{field}.{name}");
-        let plugin = text(&mut members, "plugin", &within("plugin"))?;
-        let plugin = plugin.ok_or_else(|| Invalid::new(&within("plugin"), "must name a plugin"))?;
-        let version = match take(&mut members, "version") {
-            None => None,
-            Some(Value::String(latest)) if latest == "latest" => None,
-            Some(version) => match version.as_u64().and_then(|version| u32::try_from(version).ok()) {
-                Some(version) if version > 0 => Some(version),
-                _ => return Err(Invalid::new(&within("version"), "must be a number from 1 on, or \"latest\"")),
+    fn parse(raw: &str) -> Result<Self, Invalid> {
+        let members = Members::of(raw, &Limits::default())?;
+        if let Some(unknown) = members.iter().find(|member| !["plugin", "version", "settings"].contains(&&*member.name))
+        {
+            return Err(Invalid::new(&unknown.name, "is not a known member of it"));
+        }
+        let plugin = members.get("plugin").ok_or_else(|| Invalid::new("plugin", "must name a plugin"))?;
+        let version = match members.get("version") {
+            None | Some("\"latest\"") => None,
+            Some(number) => match number.parse() {
+                Ok(version) if version > 0 => Some(version),
+                _ => return Err(Invalid::new("version", "must be a number from 1 on, or \"latest\"")),
             },
         };
-        let settings = members.remove("settings").unwrap_or_else(|| json!({}));
-        match members.keys().next() {
-            Some(unknown) => Err(Invalid::new(&within(unknown), "is not a known member of it")),
-            None => Ok(Self { plugin, version, settings }),
-        }
-    }
-
-    fn render(&self) -> Value {
-        let mut out = Map::from_iter([("plugin".to_owned(), self.plugin.clone().into())]);
-        out.extend(self.version.map(|version| ("version".to_owned(), version.into())));
-        out.insert("settings".to_owned(), self.settings.clone());
-        out.into()
+        let settings = match members.get("settings") {
+            None => PluginSettings::default(),
+            Some(raw) => RawValue::from_string(raw.to_owned())
+                .map(PluginSettings)
+                .map_err(|error| Invalid::new("settings", error.to_string()))?,
+        };
+        Ok(Self { plugin: json::string(plugin, "plugin")?.into_owned(), version, settings })
     }
 }
 
@@ -298,40 +358,52 @@ struct Extension {
 }
 
 impl Extension {
-    fn parse(members: &mut Map<String, Value>) -> Result<Self, Invalid> {
-        let Some(extension) = take(members, "tidegate") else { return Ok(Self::default()) };
-        let mut extension = object("tidegate", extension)?;
-        let parsed = Self {
-            gap_messages: boolean(&mut extension, "gapMessages", "tidegate.gapMessages")?,
-            filters: plugins(&mut extension, "filters")?,
-            transforms: plugins(&mut extension, "transforms")?,
-            on_fault: match text(&mut extension, "onFault", "tidegate.onFault")?.as_deref() {
+    /// Reads it from a whole request, whose syntax has been checked: what is within has to stay as it is written.
+    fn of(body: &[u8]) -> Result<Self, Invalid> {
+        #[derive(Deserialize)]
+        struct Body<'a> {
+            #[serde(borrow)]
+            tidegate: Option<&'a RawValue>,
+        }
+        let Body { tidegate } = serde_json::from_slice(body).map_err(|error| Invalid::new("", error.to_string()))?;
+        tidegate
+            .map_or_else(|| Ok(Self::default()), |raw| Self::parse(raw.get()).map_err(|error| error.within("tidegate")))
+    }
+
+    fn parse(raw: &str) -> Result<Self, Invalid> {
+        let members = Members::of(raw, &Limits::default())?;
+        const KNOWN: [&str; 4] = ["filters", "transforms", "onFault", "gapMessages"];
+        if let Some(unknown) = members.iter().find(|member| !KNOWN.contains(&&*member.name)) {
+            return Err(Invalid::new(&unknown.name, "is not a known member of it"));
+        }
+        Ok(Self {
+            gap_messages: members.get("gapMessages").map(|raw| json::boolean(raw, "gapMessages")).transpose()?,
+            filters: plugins(&members, "filters")?,
+            transforms: plugins(&members, "transforms")?,
+            on_fault: match members.get("onFault").map(|raw| json::string(raw, "onFault")).transpose()?.as_deref() {
                 None => None,
                 Some("hold") => Some(OnFault::Hold),
                 Some("drop") => Some(OnFault::Drop),
                 Some("pass") => Some(OnFault::Pass),
-                Some(_) => return Err(Invalid::new("tidegate.onFault", "must be 'hold', 'drop' or 'pass'")),
+                Some(_) => return Err(Invalid::new("onFault", "must be 'hold', 'drop' or 'pass'")),
             },
-        };
-        match extension.keys().next() {
-            Some(unknown) => Err(Invalid::new(&format!("tidegate.{unknown}"), "is not a known member of it")),
-            None => Ok(parsed),
-        }
+        })
     }
 }
 
-fn plugins(extension: &mut Map<String, Value>, name: &str) -> Result<Vec<PluginUse>, Invalid> {
-    let field = format!("tidegate.{name}");
-    let list = match take(extension, name) {
-        None => return Ok(Vec::new()),
-        Some(Value::Array(list)) => list,
-        Some(_) => return Err(Invalid::new(&field, "must be an array")),
-    };
-    if list.len() > PLUGINS {
-        return Err(Invalid::new(&field, format!("must have at most {PLUGINS} members")));
-    }
-    let parse = |(at, value)| PluginUse::parse(&format!("{field}[{at}]"), value);
-    list.into_iter().enumerate().map(parse).collect()
+fn plugins(extension: &Members<'_>, name: &str) -> Result<Vec<PluginUse>, Invalid> {
+    let Some(list) = extension.get(name) else { return Ok(Vec::new()) };
+    let mut plugins = Vec::new();
+    each_element(list, |raw| {
+        if plugins.len() == PLUGINS {
+            return Err(Invalid::new(name, format!("must have at most {PLUGINS} members")));
+        }
+        let parsed = PluginUse::parse(raw).map_err(|error| error.within(&format!("{name}[{}]", plugins.len())))?;
+        plugins.push(parsed);
+        Ok(())
+    })
+    .map_err(|error| if error.field.is_empty() { error.within(name) } else { error })?;
+    Ok(plugins)
 }
 
 type Filter = (Option<Vec<String>>, Option<String>);
@@ -436,27 +508,32 @@ mod tests {
     #[test]
     fn plugins_are_named_in_the_extension() {
         let body = r#"{"context":"tenant","subscription":"s","tidegate":{"onFault":"pass","filters":[
-            {"plugin":"threshold","version":2,"settings":{"limit":1.50}},{"plugin":"sampling","version":"latest"}],
-            "transforms":[{"plugin":"fragments-to-copy"}]}}"#;
+            {"plugin":"threshold","version":2,"settings":{"limit": 1.50}},{"plugin":"sampling","version":"latest"}],
+            "transforms":[{"plugin":"fragments-to-copy","settings":null}]}}"#;
         let parsed = Subscription::parse(body.as_bytes()).unwrap();
         assert_eq!(parsed.on_fault, Some(OnFault::Pass));
         assert_eq!((parsed.filters[0].version, parsed.filters[1].version), (Some(2), None));
-        assert_eq!(
-            parsed.render("", None)["tidegate"],
-            json!({"onFault": "pass", "filters": [
-                {"plugin": "threshold", "version": 2, "settings": {"limit": 1.5}}, {"plugin": "sampling", "settings": {}}],
-                "transforms": [{"plugin": "fragments-to-copy", "settings": {}}]})
-        );
+        assert!(parsed.uses("threshold", 2) && !parsed.uses("threshold", 1) && !parsed.uses("sampling", 1));
+        assert_eq!(parsed.filters[0].settings.as_str(), r#"{"limit": 1.50}"#);
+        let extension = r#""tidegate":{"filters":[{"plugin":"threshold","version":2,"settings":{"limit": 1.50}},{"plugin":"sampling","settings":{}}],"transforms":[{"plugin":"fragments-to-copy","settings":{}}],"onFault":"pass"}}"#;
+        let rendered = parsed.render("", None);
+        assert!(rendered.ends_with(extension), "{rendered}");
+        let stored = serde_json::to_string(&parsed).unwrap();
+        assert_eq!(serde_json::from_str::<Subscription>(&stored).unwrap(), parsed);
         let extension =
             |text: &str| refused(&format!(r#"{{"context":"tenant","subscription":"s","tidegate":{text}}}"#));
         for (text, expected) in [
-            (r#"{"filters":{}}"#, "tidegate.filters: must be an array"),
+            (r#"{"filters":{}}"#, "tidegate.filters: must be a JSON array"),
             (r#"{"filters":[{}]}"#, "tidegate.filters[0].plugin: must name a plugin"),
             (
                 r#"{"transforms":[{"plugin":"a","version":0}]}"#,
                 "tidegate.transforms[0].version: must be a number from 1 on",
             ),
             (r#"{"filters":[{"plugin":"a"},{"plugin":"b","x":1}]}"#, "tidegate.filters[1].x: is not a known member"),
+            (r#"{"filters":[1]}"#, "tidegate.filters[0]: must be a JSON object"),
+            (r#"{"filters":[{"plugin":1}]}"#, "tidegate.filters[0].plugin: must be a string"),
+            (r#"{"filters":[{"plugin":"a","plugin":"b"}]}"#, "tidegate.filters[0].plugin: occurs twice"),
+            (r#"{"onFault":"drop","onFault":"pass"}"#, "tidegate.onFault: occurs twice"),
             (r#"{"onFault":"retry"}"#, "tidegate.onFault: must be 'hold', 'drop' or 'pass'"),
         ] {
             let text = extension(text);
@@ -500,7 +577,7 @@ mod tests {
             (r#"{"context":"tenant","subscription":"s","filter":{"apis":"*"}}"#, "filter.apis: must be an array"),
             (r#"{"context":"tenant","subscription":"s","fragmentsToCopy":[1]}"#, "fragmentsToCopy: must be an array"),
             (r#"{"context":"tenant","subscription":"s","nonPersistent":1}"#, "nonPersistent: must be true or false"),
-            (r#"{"context":"tenant","subscription":"s","tidegate":1}"#, "tidegate: must be an object"),
+            (r#"{"context":"tenant","subscription":"s","tidegate":1}"#, "tidegate: must be a JSON object"),
             (r#"{"context":"tenant","subscription":"s","tidegate":{"x":1}}"#, "tidegate.x: is not a known member"),
             (
                 r#"{"context":"tenant","subscription":"s","tidegate":{"gapMessages":1}}"#,

@@ -1,0 +1,217 @@
+//! `tidegate plugin`: the plugins of a running gateway, for those who write and install them.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use clap::{Args, Subcommand};
+use hyper::Method;
+use serde_json::Value;
+
+use crate::admin::print;
+use crate::api::path_segment;
+use crate::client::{Client, ClientArgs};
+use crate::manage::{cell, table, text};
+use crate::registry::Language;
+
+const PLUGINS: &str = "/tidegate/v1/plugins";
+
+/// `tidegate plugin`
+#[derive(Args, Debug)]
+pub struct PluginArgs {
+    #[command(flatten)]
+    gateway: ClientArgs,
+    /// Prints the answer of the gateway as JSON
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: PluginCommand,
+}
+
+#[derive(Subcommand, Debug)]
+enum PluginCommand {
+    /// Lists plugins and their versions, built-in ones included
+    List,
+    /// Shows a plugin with its versions, or one of them
+    Show {
+        /// The plugin
+        name: String,
+        /// Only this version
+        #[arg(long, value_name = "N")]
+        version: Option<u32>,
+    },
+    /// Uploads a component, or a script if the file ends in .js, as the next version of a plugin
+    Upload {
+        /// The file
+        file: PathBuf,
+        /// The plugin (default: the name of the file, with hyphens for underscores)
+        #[arg(long)]
+        name: Option<String>,
+        /// What a script is for: filter or transform; a component says so itself
+        #[arg(long)]
+        world: Option<String>,
+        /// JSON that the plugin has to accept as settings
+        #[arg(long, value_name = "JSON")]
+        settings: Option<String>,
+    },
+    /// Writes a version to a file, as it was uploaded
+    Download {
+        /// The plugin
+        name: String,
+        /// Which version (default: the newest)
+        #[arg(long, value_name = "N")]
+        version: Option<u32>,
+        /// The file, which must not exist (default: the name of the plugin, with .wasm or .js)
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+    /// Deletes a plugin, or one of its versions; no subscription may use it
+    Delete {
+        /// The plugin
+        name: String,
+        /// Only this version
+        #[arg(long, value_name = "N")]
+        version: Option<u32>,
+    },
+}
+
+/// Runs `tidegate plugin`.
+///
+/// # Errors
+/// Refusals, with the reason; when the gateway cannot be reached; files that cannot be read or written.
+pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
+    let PluginArgs { gateway, json, command } = args;
+    let client = gateway.client()?;
+    let show = |answer: Value, rows: Vec<String>| if json { print(&[answer]) } else { print(&rows) };
+    match command {
+        PluginCommand::List => {
+            let plugins = client.pages(PLUGINS, "plugins").await?;
+            let rows = plugin_table(&plugins);
+            show(serde_json::json!({"plugins": plugins}), rows)
+        }
+        PluginCommand::Show { name, version: None } => {
+            let plugin = client.get(&path(&name, None)).await?;
+            let rows = plugin_table(std::slice::from_ref(&plugin));
+            show(plugin, rows)
+        }
+        PluginCommand::Show { name, version } => {
+            let version = client.get(&path(&name, version)).await?;
+            let rows = version_lines(&version);
+            show(version, rows)
+        }
+        PluginCommand::Upload { file, name, world, settings } => {
+            let version = upload(&client, &file, name, world, settings).await?;
+            let rows = version_lines(&version);
+            show(version, rows)
+        }
+        PluginCommand::Download { name, version, out } => download(&client, &name, version, out).await,
+        PluginCommand::Delete { name, version } => Ok(client.delete(&path(&name, version)).await?),
+    }
+}
+
+/// Where a plugin, or a version of it, is found.
+fn path(name: &str, version: Option<u32>) -> String {
+    let version = version.map(|version| format!("/versions/{version}")).unwrap_or_default();
+    format!("{PLUGINS}/{}{version}", path_segment(name))
+}
+
+async fn upload(
+    client: &Client,
+    file: &Path,
+    name: Option<String>,
+    world: Option<String>,
+    settings: Option<String>,
+) -> anyhow::Result<Value> {
+    let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let stem = || file.file_stem().unwrap_or_default().to_string_lossy().replace('_', "-");
+    let query = [("name", Some(name.unwrap_or_else(stem))), ("world", world), ("settings", settings)];
+    let query = query.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
+    Ok(client.upload(&format!("{PLUGINS}?{query}"), language(file).media_type(), body.into()).await?)
+}
+
+fn language(file: &Path) -> Language {
+    match file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("js")) {
+        true => Language::JavaScript,
+        false => Language::Wasm,
+    }
+}
+
+async fn download(client: &Client, name: &str, version: Option<u32>, out: Option<PathBuf>) -> anyhow::Result<()> {
+    let version = match version {
+        Some(_) => client.get(&path(name, version)).await?,
+        None => {
+            let plugin = client.get(&path(name, None)).await?;
+            let newest = plugin["versions"].as_array().and_then(|versions| versions.last()).cloned();
+            newest.with_context(|| format!("'{name}' is built in, and has no versions"))?
+        }
+    };
+    let number = version["version"].as_u64().and_then(|number| u32::try_from(number).ok());
+    let extension = if text(&version["language"]) == Language::JavaScript.name() { "js" } else { "wasm" };
+    let out = out.unwrap_or_else(|| format!("{name}.{extension}").into());
+    if out.exists() {
+        bail!("{} exists already, and is left as it is", out.display());
+    }
+    let mut body = Vec::new();
+    client.download(Method::GET, &format!("{}/wasm", path(name, number)), &mut body).await?;
+    let written = File::create_new(&out).and_then(|mut file| file.write_all(&body));
+    written.with_context(|| format!("{} cannot be written", out.display()))
+}
+
+/// A line for each version; built-in plugins have none.
+fn plugin_table(plugins: &[Value]) -> Vec<String> {
+    const HEAD: &[&str] = &["PLUGIN", "WORLD", "VERSION", "LANGUAGE", "BYTES", "SUBSCRIPTIONS", "AUTHOR", "CREATED"];
+    let rows = plugins.iter().flat_map(|plugin| {
+        let versions = plugin["versions"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let row = |version: &Value| {
+            let mut row = vec![cell(&plugin["name"]), cell(&plugin["world"])];
+            row.extend(
+                ["version", "language", "size", "subscriptions", "author", "creationTime"]
+                    .map(|name| cell(&version[name])),
+            );
+            row
+        };
+        let mut rows: Vec<_> = versions.iter().map(row).collect();
+        if rows.is_empty() {
+            let mut built_in = row(&Value::Null);
+            built_in[2] = "built-in".to_owned();
+            rows.push(built_in);
+        }
+        rows
+    });
+    table(HEAD, HEAD.len(), rows)
+}
+
+/// What there is to know of a version, a line each.
+fn version_lines(version: &Value) -> Vec<String> {
+    let members = version.as_object().into_iter().flatten();
+    members.map(|(name, value)| format!("{name}: {}", cell(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn built_in_plugins_have_a_line_without_a_version() {
+        let version = json!({"version": 2, "language": "wasm", "size": 7, "subscriptions": 0, "author": "ann",
+            "creationTime": "2026-11-30T00:00:00.000Z"});
+        let lines = plugin_table(&[
+            json!({"name": "deadband", "world": "filter", "versions": []}),
+            json!({"name": "mine", "world": "transform", "versions": [version]}),
+        ]);
+        let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&lines[1]), "deadband filter built-in - - - - -");
+        assert_eq!(words(&lines[2]), "mine transform 2 wasm 7 0 ann 2026-11-30T00:00:00.000Z");
+    }
+
+    #[test]
+    fn a_script_is_known_by_its_name() {
+        for (file, language) in [("a/b.js", Language::JavaScript), ("b.wasm", Language::Wasm), ("b", Language::Wasm)] {
+            assert_eq!(super::language(Path::new(file)), language, "{file}");
+        }
+    }
+}
