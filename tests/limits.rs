@@ -253,7 +253,7 @@ async fn requests_past_the_limit_wait_before_the_queue() {
     drop(sockets);
     let mut answer = [0; 13];
     in_time("the answer to the slow one", held_up.read_exact(&mut answer)).await.unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 500 ", "the plugin was stopped");
+    assert_eq!(&answer, b"HTTP/1.1 201 ", "the plugin was stopped, and the message is held");
     gateway.measure(&plain, "t", 7).await;
     let list = gateway.get(&format!("{MEASUREMENTS}?source={plain}&pageSize=100")).await.expect(200).json();
     let values: Vec<_> = list["measurements"].as_array().unwrap().iter().map(value_of).collect();

@@ -13,6 +13,7 @@ mod demo;
 mod discovery;
 mod harness;
 mod history;
+mod hold;
 mod identity;
 mod inventory;
 mod limits;

@@ -39,6 +39,8 @@ impl Scene {
             "type-filter" => subscription = typed("Needs", &needs, "'t'"),
             _ => subscription["fragmentsToCopy"] = json!(["c8y_Reading"]),
         }
+        // So that the plugin is asked each time; `hold` has scenes of its own.
+        subscription["tidegate"] = json!({"onFault": "drop"});
         gateway.subscribe(&subscription).await;
         gateway.subscribe(&forwarded("Plain", &plain)).await;
         let needing = gateway.consumer("Needs", "subA").await;
@@ -60,17 +62,14 @@ async fn misbehaves(plugin: &str, guest: &str, count: u64) {
     assert_eq!(faults_before, 0.0);
     let mut rss_after_warm_up = 0;
     for value in 0..count {
-        let refused = scene.gateway.post_measurement(&measurement(&scene.needs, "t", value)).await;
-        assert_eq!(refused.status, 500, "{guest}: {}", refused.text());
-        let text = refused.error(500, "");
-        assert!(!text.contains(".wasm") && !text.contains('/'), "{guest}: {text}");
+        scene.gateway.measure(&scene.needs, "t", value).await;
         scene.gateway.measure(&scene.plain, "t", value).await;
         assert_eq!(value_of(&scene.others.receive().await.json()), value, "{guest}: others go on");
         if value == count / 4 {
             rss_after_warm_up = scene.gateway.rss_kib();
         }
     }
-    assert_eq!(scene.stored(&scene.needs).await, 0, "{guest}: nothing is committed");
+    assert_eq!(scene.stored(&scene.needs).await, usize::try_from(count).unwrap(), "{guest}: the objects are stored");
     assert!(scene.gateway.metric("tidegate_plugin_faults_total").await >= count as f64, "{guest}: every fault counts");
     let log = scene.gateway.stderr();
     assert!(log.contains("plugin") && log.contains(plugin), "{guest}: the log says which\n{log}");
@@ -130,14 +129,14 @@ async fn a_transform_that_traps_on_every_third_message() {
     traps_on_every_third("fragments-to-copy", "shape-trap-third").await;
 }
 
-// A request is all or nothing over all its topics.
 #[tokio::test]
-async fn a_bulk_request_with_one_fault_commits_nothing() {
+async fn a_bulk_request_with_one_fault_is_taken_all_the_same() {
     let mut scene = Scene::new("type-filter", "loop").await;
     let bulk: Vec<Value> =
         [&scene.plain, &scene.needs, &scene.plain].map(|device| measurement(device, "t", 1)).into_iter().collect();
-    scene.gateway.post("/measurement/measurements", &json!({"measurements": bulk})).await.error(500, "");
-    assert_eq!((scene.stored(&scene.plain).await, scene.stored(&scene.needs).await), (0, 0));
-    scene.gateway.measure(&scene.plain, "t", 2).await;
-    assert_eq!(value_of(&scene.others.receive().await.json()), 2);
+    scene.gateway.post("/measurement/measurements", &json!({"measurements": bulk})).await.expect(201);
+    assert_eq!((scene.stored(&scene.plain).await, scene.stored(&scene.needs).await), (2, 1));
+    for _ in 0..2 {
+        assert_eq!(value_of(&scene.others.receive().await.json()), 1);
+    }
 }

@@ -13,8 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
-use crate::backlog::{self, Attached, Bodies};
-use crate::message::{self, Message};
+use crate::backlog::{self, Attached, Bodies, Held};
+use crate::message::{self, Action, Message, Tenant};
 use crate::store::StoreError;
 
 /// What a delivery adds to the stored form at most: acknowledgement line and `message-id` line.
@@ -40,6 +40,19 @@ pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
         Ok(_) => form("", body),
         Err(_) => form(&format!("{BASE64}\n"), STANDARD.encode(body).as_bytes()),
     }
+}
+
+/// What a stored form was made of, and the type that stands in it; `None` if the disk has spoilt it.
+#[must_use]
+pub fn original(tenant: &Tenant, stored: &Bytes, held: &Held) -> Option<(Message, &'static str)> {
+    let Notification { description, action, body, .. } = Notification::of(stored);
+    let of_tenant = str::from_utf8(&description).ok()?.strip_prefix('/')?.strip_prefix(tenant.as_str())?;
+    let (kind, source) = of_tenant.strip_prefix('/')?.split_once('/')?;
+    let kind = [Some(held.api.as_str()), held.api.with_children()].into_iter().flatten().find(|name| *name == kind)?;
+    let action = Action::ALL.into_iter().find(|known| known.as_str().as_bytes() == action)?;
+    let Held { api, kind: type_, time, .. } = held;
+    let (tenant, source) = (tenant.clone(), source.into());
+    Some((Message { tenant, api: *api, action, source, kind: type_.clone(), time: time.clone(), body }, kind))
 }
 
 /// The frame as the consumer gets it: acknowledgement, description, action, `message-id`, blank line, body.
@@ -187,7 +200,7 @@ impl Delivery {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::message::{Action, Api};
+    use crate::message::Api;
 
     #[test]
     fn a_frame_has_the_documented_lines() {
@@ -202,6 +215,9 @@ mod tests {
         };
         let stored = stored_form(&message, "measurements", &message.body);
         assert_eq!(&stored[..], b"/edge/measurements/1001\nCREATE\n\n{}");
+        let held = Held { subscription: 1, step: 0, api: message.api, kind: None, time: "".into() };
+        let (original, kind) = original(&message.tenant, &stored, &held).unwrap();
+        assert_eq!((kind, stored_form(&original, kind, &original.body)), ("measurements", stored.clone()));
         let frame = frame(1, u64::MAX >> 1, std::str::from_utf8(&stored).unwrap());
         assert_eq!(
             frame,

@@ -49,6 +49,7 @@ pub mod push;
 pub mod registry;
 pub mod removal;
 pub mod retention;
+pub mod retry;
 pub mod serve;
 pub mod socket;
 pub mod store;

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 /// The tenant that owns an object, a subscription, a topic or a user.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -16,7 +17,8 @@ pub struct Tenant(Arc<str>);
 pub struct SourceId(Arc<str>);
 
 /// The platform API whose object a message tells about; its name stands in line 2 of a frame and in subscriptions.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Api {
     /// `measurements`
     Measurements,
@@ -89,6 +91,9 @@ impl Api {
 }
 
 impl Action {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Create, Self::Update, Self::Delete];
+
     /// The name on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {

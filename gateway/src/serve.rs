@@ -35,6 +35,7 @@ use crate::push::Pushes;
 use crate::registry::{Registry, RegistryLimits};
 use crate::removal::Removal;
 use crate::retention::Retention;
+use crate::retry::Retries;
 use crate::store::Store;
 use crate::subscription::Index;
 use crate::telemetry;
@@ -300,20 +301,30 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let pushes =
         Pushes::new(&config, writer.clone(), bodies.clone(), clock.clone(), stopping.clone(), consumers.clone())?;
     pushes.resume(&readers).await?;
+    let pipeline = Pipeline::new(
+        index.clone(),
+        sources.clone(),
+        topics.clone(),
+        bodies.clone(),
+        plugins.clone(),
+        writer.clone(),
+        pipeline_limits,
+    );
+    let retries = Retries {
+        index: index.clone(),
+        topics: topics.clone(),
+        pipeline: pipeline.clone(),
+        writer: writer.clone(),
+        longest_pause: Duration::from_secs(config.plugins.retry_seconds),
+    };
+    tokio::spawn(retries.run(stopping.clone()));
     let body_budget = BODY_BUDGET.max(2 * config.limits.bulk_bytes);
     let app = App {
         clock,
         auth: Authenticator::new(users),
         tokens: ConsumerTokens::new(&key),
         store: readers,
-        pipeline: Pipeline::new(
-            index.clone(),
-            sources.clone(),
-            topics.clone(),
-            plugins.clone(),
-            writer.clone(),
-            pipeline_limits,
-        ),
+        pipeline,
         sources,
         topics,
         ids,

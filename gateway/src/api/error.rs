@@ -132,7 +132,6 @@ impl From<Refused> for ApiError {
             Refused::Rejected(_) => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Backlog Quota", message),
             Refused::Ancestors { .. } => Self::unprocessable(message),
             Refused::FrameTooLarge { .. } | Refused::FanOut { .. } => Self::too_large(message),
-            Refused::Plugin { .. } => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "tidegate/Plugin Fault", message),
             Refused::Full => {
                 let way_out = "deleting objects, consuming messages and unsubscribing consumers make room";
                 Self::new(StatusCode::INSUFFICIENT_STORAGE, "tidegate/Store Full", format!("{message}; {way_out}"))

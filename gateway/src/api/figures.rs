@@ -54,6 +54,7 @@ fn observe_topic(topic: &TopicFigures) {
     let labels = labels(&topic.key);
     gauge!("tidegate_topic_messages", &labels).set(topic.messages as f64);
     gauge!("tidegate_topic_bytes", &labels).set(topic.bytes as f64);
+    gauge!("tidegate_messages_held", &labels).set(topic.held.values().map(|held| held.messages).sum::<u64>() as f64);
     gauge!("tidegate_topic_quota_bytes", &labels).set(topic.policy.quota_bytes as f64);
     gauge!("tidegate_topic_oldest_seconds", &labels).set(seconds(topic.oldest_age_ms.unwrap_or_default()));
     if let Some(ms) = topic.expires_in_ms.filter(|_| !topic.key.non_persistent) {
@@ -94,7 +95,9 @@ fn seconds(ms: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backlog::{OnFull, Policy};
+    use std::collections::BTreeMap;
+
+    use crate::backlog::{HeldFigures, OnFull, Policy};
     use crate::telemetry::observed;
 
     fn topic(name: &str, bytes: u64, consumers: &[(&str, u64)]) -> TopicFigures {
@@ -119,6 +122,7 @@ mod tests {
             bytes,
             oldest_age_ms: (bytes > 0).then_some(1_500),
             expires_in_ms: (bytes > 0).then_some(2_500),
+            held: BTreeMap::from([(7, HeldFigures { messages: bytes / 20, ..HeldFigures::default() })]),
             appended: 7,
             delivered: 0,
             rate_in: 0.0,
@@ -146,6 +150,7 @@ mod tests {
         assert_eq!((names("tidegate_topic_bytes{"), names("tidegate_consumer_lag_bytes{")), (3, 2));
         has(r#"tidegate_topic_bytes{tenant="edge",topic="A",persistent="true"} 0"#);
         has(r#"tidegate_topic_bytes{tenant="edge",topic="LiveC",persistent="false"} 30"#);
+        has(r#"tidegate_messages_held{tenant="edge",topic="B",persistent="true"} 1"#);
         has(r#"tidegate_topic_appended_total{tenant="edge",topic="B",persistent="true"} 7"#);
         has(r#"tidegate_consumer_lag_messages{tenant="edge",topic="B",persistent="true",consumer="b"} 2"#);
         has(r#"tidegate_consumer_lag_seconds{tenant="edge",topic="LiveC",persistent="false",consumer="a"} 1.5"#);

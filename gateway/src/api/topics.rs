@@ -17,7 +17,7 @@ use super::{
     ApiError, App, AppState, Caller, Names, found, json_limits, listed, parameter, path_segment, query, read_body,
 };
 use crate::auth::{AuthError, Role};
-use crate::backlog::{ConsumerFigures, OnFull, Policy, Settings, TopicFigures, TopicKey};
+use crate::backlog::{ConsumerFigures, HeldFigures, OnFull, Policy, Settings, TopicFigures, TopicKey};
 use crate::config;
 use crate::json::{self, Invalid, Member, Members};
 use crate::message::Tenant;
@@ -257,9 +257,11 @@ pub(super) fn subscriptions(app: &App, key: &TopicKey) -> Vec<Arc<Route>> {
 
 fn rendered(app: &App, caller: &Caller, key: &Arc<TopicKey>) -> Value {
     let mut topic = render(app, caller, key, subscriptions(app, key).len());
-    let consumers = app.topics.topic_figures(key).map_or_else(Vec::new, |figures| figures.consumers);
+    let (consumers, held) =
+        app.topics.topic_figures(key).map(|figures| (figures.consumers, figures.held)).unwrap_or_default();
     let pushes = app.pushes.list(&key.tenant);
     let is_push = |name: &str| pushes.iter().any(|push| push.topic == *key && *push.consumer == *name);
+    topic["held"] = held.iter().map(|(subscription, held)| render_held(*subscription, held)).collect();
     topic["consumers"] = consumers.iter().map(|consumer| render_consumer(consumer, is_push(&consumer.name))).collect();
     topic
 }
@@ -280,7 +282,7 @@ fn render(app: &App, caller: &Caller, key: &Arc<TopicKey>, subscriptions: usize)
     });
     let figures = app.topics.topic_figures(key);
     topic["figures"] = figures.map_or_else(
-        || json!({"messages": 0, "bytes": 0, "consumers": 0, "clients": 0}),
+        || json!({"messages": 0, "bytes": 0, "heldMessages": 0, "consumers": 0, "clients": 0}),
         |figures| render_figures(&figures),
     );
     topic
@@ -312,6 +314,7 @@ fn render_figures(figures: &TopicFigures) -> Value {
     let mut shown = json!({
         "messages": figures.messages,
         "bytes": figures.bytes,
+        "heldMessages": figures.held.values().map(|held| held.messages).sum::<u64>(),
         "appended": figures.appended,
         "delivered": figures.delivered,
         "rateIn": rounded(figures.rate_in),
@@ -320,6 +323,13 @@ fn render_figures(figures: &TopicFigures) -> Value {
         "clients": figures.consumers.iter().map(|consumer| consumer.clients).sum::<usize>(),
     });
     add_ages(&mut shown, figures.oldest_age_ms, figures.expires_in_ms);
+    shown
+}
+
+/// What the plugins of a subscription failed on, and what waits behind it.
+fn render_held(subscription: u64, held: &HeldFigures) -> Value {
+    let mut shown = json!({"subscription": subscription.to_string(), "messages": held.messages, "bytes": held.bytes});
+    add_ages(&mut shown, held.oldest_age_ms, None);
     shown
 }
 

@@ -108,6 +108,11 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
+/// Anything from 0 to 1.
+pub(crate) fn chance() -> f64 {
+    f64::from(u32::from_be_bytes(random())) / f64::from(u32::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

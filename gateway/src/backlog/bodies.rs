@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use sqlx::{Row as _, SqlitePool};
 
+use super::Held;
 use crate::store::StoreError;
 
 /// Reads bodies by id. Consumers that keep up never touch the disk.
@@ -62,6 +63,19 @@ impl Bodies {
             .map(|row| Ok((row.try_get::<i64, _>(0)?.cast_unsigned(), Bytes::from(row.try_get::<Vec<u8>, _>(1)?))))
             .collect::<Result<_, sqlx::Error>>()
             .map_err(StoreError::from)
+    }
+
+    /// Held messages `ids` (ascending) with what is needed to judge them, in that order. Ids that are gone are left out.
+    pub async fn held(&self, ids: &[u64]) -> Result<Vec<(u64, Bytes, Held)>, StoreError> {
+        let list = serde_json::to_string(ids).expect("invariant: numbers always serialize");
+        let sql = "SELECT id, body, held FROM msg
+                   WHERE id IN (SELECT value FROM json_each(?)) AND held IS NOT NULL ORDER BY id";
+        let rows: Vec<(i64, Vec<u8>, String)> = sqlx::query_as(sql).bind(list).fetch_all(&self.readers).await?;
+        let row = |(id, body, held): (i64, Vec<u8>, String)| {
+            let held = serde_json::from_str(&held).map_err(|error| StoreError::Database(error.into()))?;
+            Ok((id.cast_unsigned(), body.into(), held))
+        };
+        rows.into_iter().map(row).collect()
     }
 
     fn recent(&self, first: u64, ids: &[u64]) -> Option<Vec<(u64, Bytes)>> {

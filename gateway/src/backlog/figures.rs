@@ -1,8 +1,10 @@
 //! What operators see of topics and consumers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::held::{HeldFigures, Tally};
 use super::settings::Policy;
 use super::topic::{Consumer, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS};
 use crate::consumer::Group;
@@ -26,6 +28,8 @@ pub struct TopicFigures {
     pub oldest_age_ms: Option<u64>,
     /// Of the oldest stored message.
     pub expires_in_ms: Option<u64>,
+    /// Those of them that wait to be judged, by the id of their subscription.
+    pub held: BTreeMap<u64, HeldFigures>,
     /// Messages appended since the start of the process.
     pub appended: u64,
     /// Deliveries to all consumers since the start of the process, repeated ones included.
@@ -120,6 +124,24 @@ impl Topics {
         Some(self.figures_of(&*self.get(key)?))
     }
 
+    /// What a subscription of the tenant holds.
+    #[must_use]
+    pub fn held(&self, tenant: &Tenant, subscription: u64) -> HeldFigures {
+        let topics = self.all().into_iter().filter(|topic| topic.key().tenant == *tenant);
+        topics.filter_map(|topic| self.held_in(&topic.log()).remove(&subscription)).next().unwrap_or_default()
+    }
+
+    fn held_in(&self, log: &Log) -> BTreeMap<u64, HeldFigures> {
+        let now_ms = self.now_ms();
+        let figures = |(subscription, tally): (&u64, &Tally)| {
+            let Tally { messages, bytes, oldest } = *tally;
+            let made_ms = self.times().of(oldest);
+            let oldest_age_ms = made_ms.map(|ms| u64::try_from(now_ms - ms).unwrap_or_default());
+            (*subscription, HeldFigures { messages, bytes, oldest_age_ms })
+        };
+        log.held.tallies().iter().map(figures).collect()
+    }
+
     fn figures_of(&self, topic: &Topic) -> TopicFigures {
         let (now, now_ms) = (Instant::now(), self.now_ms());
         let log = topic.log();
@@ -130,7 +152,7 @@ impl Topics {
             Some(u64::try_from(now_ms - ms).unwrap_or_default())
         };
         let expires = |age: Option<u64>| age.map(|age| policy.ttl_ms().saturating_sub(age));
-        let oldest_age_ms = age(log.entries.front().map(|entry| entry.id));
+        let oldest_age_ms = age(log.oldest_id());
         let figures = |name: &str, consumer: &Consumer| {
             let Waiting { messages, bytes, oldest } = consumer.waiting(&log, topic.key().non_persistent);
             let oldest_age_ms = age(oldest);
@@ -158,6 +180,7 @@ impl Topics {
             bytes: log.bytes,
             oldest_age_ms,
             expires_in_ms: expires(oldest_age_ms),
+            held: self.held_in(&log),
             appended: log.appended.total,
             delivered: log.delivered.total,
             rate_in: log.appended.rate(now),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{TopicKey, Topics};
+use super::{ConsumerFigures, TopicFigures, TopicKey, Topics};
 use crate::time::span;
 
 /// Why a request's messages were not appended: a topic's backlog is at its quota (seed 000, "Message backlog quota").
@@ -28,13 +28,23 @@ pub struct Rejected {
     pub holder: Option<Holder>,
 }
 
-/// The consumer that holds a topic back.
+/// Who holds a topic back.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// Its name.
-    pub consumer: Box<str>,
-    /// Age of its oldest unacknowledged message, ms.
-    pub age_ms: u64,
+pub enum Holder {
+    /// The consumer whose oldest unacknowledged message is the oldest of all.
+    Consumer {
+        /// Its name.
+        name: Box<str>,
+        /// Age of that message, ms.
+        age_ms: u64,
+    },
+    /// The subscription whose plugins failed on what is at least half of the messages, by bytes.
+    Subscription {
+        /// Its id.
+        id: u64,
+        /// Messages that it holds.
+        messages: u64,
+    },
 }
 
 impl Rejected {
@@ -42,10 +52,8 @@ impl Rejected {
     pub(super) fn new(topics: &Topics, topic: &Arc<TopicKey>, used: u64, quota: u64, need: u64) -> Self {
         // Whoever consumes makes no room for what is larger than the quota.
         let figures = topics.topic_figures(topic).filter(|_| need <= quota);
-        let consumers = figures.map_or_else(Vec::new, |figures| figures.consumers);
-        let oldest = consumers.into_iter().filter_map(|consumer| Some((consumer.oldest_age_ms?, consumer)));
-        let holder = oldest.max_by_key(|(age_ms, consumer)| (*age_ms, consumer.backlog_messages));
-        let holder = holder.map(|(age_ms, consumer)| Holder { consumer: consumer.name, age_ms });
+        let holder =
+            figures.and_then(|figures| Holder::plugins(&figures).or_else(|| Holder::consumer(figures.consumers)));
         Self { topic: topic.clone(), used, quota, need, holder }
     }
 
@@ -60,12 +68,28 @@ impl Rejected {
 }
 
 impl Holder {
+    fn plugins(TopicFigures { held, bytes, .. }: &TopicFigures) -> Option<Self> {
+        let (id, held) = held.iter().max_by_key(|(_, held)| held.bytes).filter(|(_, held)| 2 * held.bytes >= *bytes)?;
+        Some(Self::Subscription { id: *id, messages: held.messages })
+    }
+
+    fn consumer(consumers: Vec<ConsumerFigures>) -> Option<Self> {
+        let oldest = consumers.into_iter().filter_map(|consumer| Some((consumer.oldest_age_ms?, consumer)));
+        let (age_ms, consumer) = oldest.max_by_key(|(age_ms, consumer)| (*age_ms, consumer.backlog_messages))?;
+        Some(Self::Consumer { name: consumer.name, age_ms })
+    }
+
     fn advice(&self) -> String {
-        let Self { consumer, age_ms } = self;
-        let age = span(age_ms / 1000);
-        format!(
-            "its oldest message has waited {age} for consumer '{consumer}'; let it consume and acknowledge, unsubscribe it, or "
-        )
+        match self {
+            Self::Consumer { name, age_ms } => format!(
+                "its oldest message has waited {} for consumer '{name}'; let it consume and acknowledge, unsubscribe it, or ",
+                span(age_ms / 1000)
+            ),
+            Self::Subscription { id, messages } => format!(
+                "{messages} messages are held, as a plugin of subscription '{id}' failed on them or on older ones of their \
+                 sources; mend the plugin, delete the subscription, or "
+            ),
+        }
     }
 }
 

@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use sqlx::Row as _;
 
 use super::gap;
+use super::held::Waiter;
 use super::missed::{self, Reason};
 use super::room::{self, NoRoom, Room, Short};
 use super::settings::{self, Book, OnFull, Policy, Scope, Settings};
 use super::staged::{self, Appended, Moved, Staged, Touched};
 use super::steady::Note;
 use super::topic::{Entry, Log, Topic, TopicKey, Topics, VOLATILE_ID_BITS, length};
-use super::{Attached, Bodies, Connecting, Record, Rejected};
+use super::{Attached, Bodies, Connecting, Held, Record, Rejected, Release};
 use crate::clock::Clock;
 use crate::consumer::{Busy, Cursor, GroupLimits, Slot};
 use crate::faults;
@@ -146,26 +148,64 @@ impl Ledger {
             staged.give_up(&topic, room, self.next_id + staged.appended.len() as u64);
         }
         staged.passing.extend(passing);
-        for (topic, Record { slot, body, .. }) in wanted.into_iter().filter(|(topic, _)| !full.contains(&topic.id)) {
-            let heard = staged.is_heard(&topic);
-            let touched = staged.touched(&topic);
-            touched.messages += 1;
-            if heard {
-                touched.bytes += body.len() as u64;
-                let id = self.next_id + staged.appended.len() as u64;
-                staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone() });
-                staged.appended.push(Appended { topic, id, slot, body });
-            }
+        for (topic, Record { slot, body, held, .. }) in
+            wanted.into_iter().filter(|(topic, _)| !full.contains(&topic.id))
+        {
+            self.add(staged, topic, slot, body, held.as_ref());
         }
         Ok(())
     }
 
+    /// Stages one message, for which there is room.
+    fn add(&self, staged: &mut Staged, topic: Arc<Topic>, slot: Slot, body: Bytes, held: Option<&Held>) {
+        let heard = staged.is_heard(&topic);
+        let touched = staged.touched(&topic);
+        // Those who are left behind miss a held message when it is released.
+        touched.messages += u64::from(held.is_none() || !heard);
+        if heard {
+            touched.bytes += body.len() as u64;
+            let id = self.next_id + staged.appended.len() as u64;
+            let row = held.map(|held| serde_json::to_string(held).expect("invariant: texts always serialize"));
+            staged.transaction.messages.push(MessageRow { id, topic: topic.id, slot, body: body.clone(), held: row });
+            let held = held.map(|held| held.subscription);
+            staged.appended.push(Appended { topic, id, slot, body, held });
+        }
+    }
+
+    /// A batch, sealed, in which held messages of a topic get what they waited for, whether there is room or not. Those that are
+    /// gone meanwhile are left out. There is nothing else in it, so that none of them can go for another reason as well.
+    pub fn release(&mut self, topic: &Arc<Topic>, releases: Vec<Release>) -> Staged {
+        let mut staged = self.stage();
+        let mut released = Vec::with_capacity(releases.len());
+        for Release { id, body } in releases {
+            let Some(slot) = topic.log().held.get(id).map(|waiter| waiter.slot) else { continue };
+            released.push(id);
+            if let Some(body) = body {
+                self.add(&mut staged, topic.clone(), slot, body, None);
+            }
+        }
+        if !released.is_empty() {
+            let ids = serde_json::to_string(&released).expect("invariant: numbers always serialize");
+            staged.transaction.statements.push(Statement {
+                sql: "DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?))",
+                values: vec![Value::Text(ids)],
+            });
+        }
+        staged.released = Some((topic.clone(), released.into_iter().collect()));
+        self.close(&mut staged);
+        staged
+    }
+
     /// Completes a batch: what is too old goes with it, and the rows that follow are added.
     pub fn seal(&mut self, staged: &mut Staged) {
-        let now_ms = staged.transaction.now_ms;
-        if now_ms >= self.sweep_ms {
+        if staged.transaction.now_ms >= self.sweep_ms {
             self.expire(staged);
         }
+        self.close(staged);
+    }
+
+    fn close(&self, staged: &mut Staged) {
+        let now_ms = staged.transaction.now_ms;
         staged.seal(&self.topics);
         let note = self.topics.steady().1.to_note(now_ms, !staged.appended.is_empty() || !self.ageing);
         staged.transaction.statements.extend(note.map(Note::statement));
@@ -180,7 +220,7 @@ impl Ledger {
         self.ageing = false;
         for topic in self.topics.all() {
             let log = topic.log();
-            let Some(first) = log.entries.front().map(|entry| entry.id) else { continue };
+            let Some(first) = log.oldest_id() else { continue };
             self.ageing = true;
             let end_ms = now_ms.saturating_sub_unsigned(log.policy.ttl_ms());
             if topic.key().non_persistent {
@@ -190,7 +230,7 @@ impl Ledger {
             }
             oldest = oldest.min(first);
             let end = self.topics.times().until(end_ms);
-            let expired = log.waiting().map(|entry| entry.id).take_while(|id| *id < end).take(room);
+            let expired = log.waiting().map(|(id, _)| id).take_while(|id| *id < end).take(room);
             if let Some((count, last)) = (1..).zip(expired).last() {
                 room -= count;
                 faults::point("sweep");
@@ -208,7 +248,8 @@ impl Ledger {
     /// The batch is on disk: memory follows, and consumers are woken.
     pub fn committed(&mut self, staged: Staged) {
         self.next_id += staged.appended.len() as u64;
-        self.bodies.push(staged.appended.iter().map(|appended| (appended.id, appended.body.clone())));
+        let judged = staged.appended.iter().filter(|appended| appended.held.is_none());
+        self.bodies.push(judged.map(|appended| (appended.id, appended.body.clone())));
         self.ageing |= !staged.appended.is_empty() || !staged.passing.is_empty();
         if let Some(newest) = staged.appended.last() {
             self.topics.times().push(newest.id, staged.transaction.now_ms);
@@ -227,12 +268,20 @@ impl Ledger {
             touched.topic.cut(touched.cut());
             missed::count(Reason::Parked, touched.messages * touched.topic.log().parked as u64);
         }
+        if let Some((topic, released)) = staged.released {
+            topic.log().unhold(|id| released.contains(&id));
+        }
         let now = Instant::now();
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
-        for Appended { topic, id, slot, body } in staged.appended {
+        for Appended { topic, id, slot, body, held } in staged.appended {
             let mut log = topic.log();
+            let len = length(&body);
+            if let Some(subscription) = held {
+                log.hold(Waiter { id, subscription, len, slot });
+                continue;
+            }
             let refs = u16::try_from(log.consumers.len() - log.parked).unwrap_or(u16::MAX);
-            log.push(Entry { id, len: length(&body), refs, slot });
+            log.push(Entry { id, len, refs, slot });
             log.appended.add(1, now);
             drop(log);
             match woken.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &topic)) {
@@ -359,6 +408,10 @@ impl Ledger {
         faults::point("unsubscribe");
         let mut log = topic.log();
         self.garbage.extend(log.give_up(name));
+        if last {
+            self.garbage.extend(log.held.iter().map(|waiter| waiter.id));
+            log.unhold(|_| true);
+        }
         if let Some(consumer) = log.consumers.remove(name) {
             log.parked -= usize::from(consumer.parked);
             consumer.kick();
@@ -427,6 +480,7 @@ async fn load_messages(
     by_row: &HashMap<i64, Arc<Topic>>,
     garbage: &mut Vec<u64>,
 ) -> Result<u64, StoreError> {
+    let held = load_held(writing).await?;
     let mut last = 0u64;
     loop {
         let columns: (Option<String>, Option<String>, Option<String>, Option<String>) = sqlx::query_as(
@@ -449,6 +503,11 @@ async fn load_messages(
             };
             let mut refs = 0;
             let mut log = topic.log();
+            if let Some(subscription) = held.get(&id) {
+                log.hold(Waiter { id, subscription: *subscription, len, slot });
+                topics.times().push(id, ms);
+                continue;
+            }
             for consumer in log.consumers.values_mut() {
                 if consumer.needs(id) {
                     refs += 1;
@@ -464,6 +523,13 @@ async fn load_messages(
             topics.times().push(id, ms);
         }
     }
+}
+
+/// The subscriptions of held messages, by the messages' ids.
+async fn load_held(writing: &mut Writing) -> Result<HashMap<u64, u64>, StoreError> {
+    let sql = "SELECT id, held ->> '$.subscription' FROM msg WHERE held IS NOT NULL";
+    let rows: Vec<(i64, i64)> = sqlx::query_as(sql).fetch_all(writing.connection()).await?;
+    Ok(rows.into_iter().map(|(id, subscription)| (id.cast_unsigned(), subscription.cast_unsigned())).collect())
 }
 
 fn numbers(text: &str) -> impl Iterator<Item = i64> + '_ {

@@ -48,6 +48,20 @@ pub(super) struct Missed {
     pub(super) last: u64,
 }
 
+impl Missed {
+    /// Two lots that go for the same reason.
+    pub(super) fn both(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        let (Some(one), Some(other)) = (one, other) else { return one.or(other) };
+        Some(Self {
+            messages: one.messages + other.messages,
+            bytes: one.bytes + other.bytes,
+            first: one.first.min(other.first),
+            last: one.last.max(other.last),
+            ..one
+        })
+    }
+}
+
 /// Counts messages that consumers miss.
 pub(super) fn count(reason: Reason, messages: u64) {
     if messages > 0 {

@@ -3,12 +3,14 @@
 //! In: records and acknowledgements, by way of the [`crate::writer`]. Out: receipts; pages of messages for a consumer.
 //! A message is stored once for all consumers of its topic, and only while one that has ever connected needs it.
 //! Memory holds the list of ids (16 bytes a message) and the newest bodies; the disk holds all bodies. A non-persistent topic
-//! is in memory alone, and exists while somebody is connected.
+//! is in memory alone, and exists while somebody is connected. What waits to be judged is on disk beside the others, and in no
+//! consumer's way.
 
 mod bodies;
 mod figures;
 mod full;
 mod gap;
+mod held;
 mod ledger;
 mod missed;
 mod room;
@@ -20,8 +22,9 @@ mod topic;
 
 pub use bodies::Bodies;
 pub use figures::{ConsumerFigures, TopicFigures};
-pub use full::{FullTopics, Rejected};
+pub use full::{FullTopics, Holder, Rejected};
 pub use gap::message_id;
+pub use held::{Held, HeldFigures};
 pub use ledger::{BacklogLimits, Ledger};
 pub use room::NoRoom;
 pub use settings::{OnFull, Policy, Scope, Settings};
@@ -41,6 +44,17 @@ pub struct Record {
     pub topic: Arc<TopicKey>,
     /// Of its source.
     pub slot: Slot,
-    /// Description line, action line, blank line, JSON: a frame without what a delivery adds.
+    /// Description line, action line, blank line, JSON: a frame without what a delivery adds. Of a held one, the original.
     pub body: Bytes,
+    /// There if it still has to be judged.
+    pub held: Option<Held>,
+}
+
+/// What becomes of a held message.
+#[derive(Clone, Debug)]
+pub struct Release {
+    /// Its id.
+    pub id: u64,
+    /// Its stored form, judged and shaped: it is appended. `None`: nobody gets it.
+    pub body: Option<Bytes>,
 }

@@ -52,7 +52,11 @@ pub(super) fn make(log: &Log, touched: Option<&Touched>, need: u64) -> Result<Ro
             }
         }
         OnFull::Park if need <= quota && touched.is_some() => return Err(Short::Later),
-        OnFull::Park if need <= quota => return Ok(park(log, missing)),
+        OnFull::Park if need <= quota => {
+            if let Some(room) = park(log, missing) {
+                return Ok(room);
+            }
+        }
         _ => {}
     }
     Err(Short::Full { used, quota })
@@ -61,15 +65,15 @@ pub(super) fn make(log: &Log, touched: Option<&Touched>, need: u64) -> Result<Ro
 /// The oldest messages from `cut` on, just enough. `None`: all together are not.
 fn evict(log: &Log, cut: u64, missing: u64) -> Option<Room> {
     let mut freed = 0;
-    let last = log.waiting().skip_while(|entry| entry.id < cut).find(|entry| {
-        freed += u64::from(entry.len);
+    let last = log.waiting().skip_while(|(id, _)| *id < cut).find(|(_, len)| {
+        freed += u64::from(*len);
         freed >= missing
     });
-    Some(Room { below: last?.id + 1, freed, parked: Vec::new() })
+    Some(Room { below: last?.0 + 1, freed, parked: Vec::new() })
 }
 
-/// The consumers that lag most, until what only they need is enough.
-fn park(log: &Log, missing: u64) -> Room {
+/// The consumers that lag most, until what only they need is enough. `None`: all together are not, as messages are held.
+fn park(log: &Log, missing: u64) -> Option<Room> {
     let lagging = log.consumers.iter().filter_map(|(name, consumer)| Some((log.oldest(consumer)?, name, consumer)));
     let mut lagging: Vec<(u64, &Box<str>, &Consumer)> = lagging.collect();
     lagging.sort_unstable_by_key(|(oldest, name, _)| (*oldest, *name));
@@ -83,8 +87,8 @@ fn park(log: &Log, missing: u64) -> Room {
             freed += if *refs == 0 { u64::from(entry.len) } else { 0 };
         }
         if freed >= missing {
-            break;
+            return Some(room);
         }
     }
-    room
+    None
 }

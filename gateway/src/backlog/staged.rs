@@ -1,6 +1,6 @@
 //! A batch on its way to the disk: what it appends, what consumers do not need any more, and the rows that follow.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -28,6 +28,8 @@ pub struct Staged {
     pub(super) moved: HashMap<i64, Moved>,
     /// Messages that nobody needed before.
     pub(super) garbage: Vec<u64>,
+    /// Messages that are held no longer.
+    pub(super) released: Option<(Arc<Topic>, HashSet<u64>)>,
     pub(super) note: Option<Note>,
 }
 
@@ -36,6 +38,8 @@ pub(super) struct Appended {
     pub(super) id: u64,
     pub(super) slot: Slot,
     pub(super) body: Bytes,
+    /// The subscription that it waits to be judged for.
+    pub(super) held: Option<u64>,
 }
 
 /// A topic that changes.
@@ -212,11 +216,14 @@ impl Staged {
     fn cut(&mut self, touched: &Touched) {
         let (topic, cut) = (&touched.topic, touched.cut());
         let log = topic.log();
-        self.transaction.freed.extend(log.waiting().map(|entry| entry.id).take_while(|id| *id < cut));
+        let held_expired = log.held.missed(0, touched.expired, Reason::Expired);
+        let held_evicted = log.held.missed(touched.expired, cut, Reason::Evicted);
+        self.transaction.freed.extend(log.waiting().map(|(id, _)| id).take_while(|id| *id < cut));
         for (name, consumer) in log.consumers.iter().filter(|(_, consumer)| !consumer.parked) {
             let cursor = self.moved.get(&consumer.id).map_or(&consumer.cursor, |moved| &moved.cursor);
-            let expired = log.missed(cursor, touched.expired, Reason::Expired);
+            let expired = Missed::both(log.missed(cursor, touched.expired, Reason::Expired), held_expired);
             let evicted = log.missed(&cursor.cut(touched.expired), cut, Reason::Evicted);
+            let evicted = Missed::both(evicted, held_evicted);
             if expired.or(evicted).is_some() {
                 let cursor = cursor.cut(cut);
                 let moved = self.moved(topic, name, consumer);

@@ -1,6 +1,6 @@
 //! A topic in memory: its messages' ids, its consumers' cursors, and who is connected.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Bodies;
 use super::figures::Meter;
 use super::gap::{Gap, Gaps, is_gap, message_id};
+use super::held::{Lines, Waiter};
 use super::missed::{self, Missed, Reason};
 use super::settings::{Book, Policy, Scope, Settings};
 use super::staged::Parked;
@@ -77,9 +78,11 @@ pub(super) struct Log {
     pub(super) policy: Policy,
     /// Ascending ids. Entries without references stay until they are at the front.
     pub(super) entries: VecDeque<Entry>,
+    /// What waits to be judged.
+    pub(super) held: Lines,
     /// The bodies of the entries, of a non-persistent topic.
     ring: VecDeque<Bytes>,
-    /// Messages that wait.
+    /// Messages that wait, held ones among them.
     pub(super) messages: u64,
     /// Bytes of their bodies.
     pub(super) bytes: u64,
@@ -191,6 +194,16 @@ impl Topics {
     #[must_use]
     pub fn with_settings(&self, tenant: &Tenant) -> Vec<Arc<TopicKey>> {
         self.0.settings.read().unwrap_or_else(PoisonError::into_inner).topics(tenant)
+    }
+
+    /// The topics with held messages, and by which subscriptions they came; true: one of them leads a line.
+    #[must_use]
+    pub fn holding(&self) -> Vec<(Arc<Topic>, BTreeMap<u64, bool>)> {
+        let of = |topic: Arc<Topic>| {
+            let subscriptions = topic.log().held.subscriptions();
+            (topic, subscriptions)
+        };
+        self.all().into_iter().map(of).filter(|(_, subscriptions)| !subscriptions.is_empty()).collect()
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Topic>> {
@@ -309,6 +322,7 @@ impl Topic {
         let log = Log {
             policy,
             entries: VecDeque::new(),
+            held: Lines::default(),
             ring: VecDeque::new(),
             messages: 0,
             bytes: 0,
@@ -380,7 +394,39 @@ impl Topic {
             log.bytes -= u64::from(entry.len);
         }
         log.trim();
+        log.unhold(|id| id < below);
         log.consumers.values_mut().for_each(|consumer| consumer.skip_below(below));
+    }
+
+    /// Whether messages of `slot` have to wait behind held ones.
+    #[must_use]
+    pub fn holds(&self, slot: Slot) -> bool {
+        self.log().held.holds(slot)
+    }
+
+    /// The lines of held messages whose oldest came by `subscription`.
+    #[must_use]
+    pub fn lines_led_by(&self, subscription: u64) -> HashSet<Slot> {
+        self.log().held.led_by(subscription)
+    }
+
+    /// The oldest messages of these lines, ascending: at most `most`, and `bytes`, but at least one.
+    #[must_use]
+    pub fn held_in(&self, lines: &HashSet<Slot>, most: usize, bytes: usize) -> Vec<u64> {
+        self.log().held.first_of(lines, most, bytes)
+    }
+
+    /// The oldest held messages that came by `subscription`, ascending.
+    #[must_use]
+    pub fn held_by(&self, subscription: u64, most: usize) -> Vec<u64> {
+        self.log().held.of(subscription).take(most).map(|waiter| waiter.id).collect()
+    }
+
+    /// How many consumers get what is appended.
+    #[must_use]
+    pub fn hearers(&self) -> usize {
+        let log = self.log();
+        log.consumers.len() - log.parked
     }
 
     /// Bytes of the messages that wait.
@@ -698,9 +744,36 @@ impl Log {
         self.consumers.entry(name.into()).insert_entry(consumer).into_mut()
     }
 
-    /// What waits, oldest first.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.refs > 0)
+    /// Adds the newest message, which has to be judged.
+    pub(super) fn hold(&mut self, waiter: Waiter) {
+        self.messages += 1;
+        self.bytes += u64::from(waiter.len);
+        self.held.push(waiter);
+    }
+
+    /// Held messages go.
+    pub(super) fn unhold(&mut self, goes: impl Fn(u64) -> bool) {
+        let (messages, bytes) = self.held.remove(goes);
+        self.messages -= messages;
+        self.bytes -= bytes;
+    }
+
+    /// Id and length of what waits, oldest first.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = (u64, u32)> {
+        let mut judged =
+            self.entries.iter().filter(|entry| entry.refs > 0).map(|entry| (entry.id, entry.len)).peekable();
+        let mut held = self.held.iter().map(|waiter| (waiter.id, waiter.len)).peekable();
+        std::iter::from_fn(move || match (judged.peek(), held.peek()) {
+            (Some((judged_id, _)), Some((held_id, _))) if held_id < judged_id => held.next(),
+            (Some(_), _) => judged.next(),
+            (None, _) => held.next(),
+        })
+    }
+
+    /// The oldest message that waits.
+    pub(super) fn oldest_id(&self) -> Option<u64> {
+        let (judged, held) = (self.entries.front().map(|entry| entry.id), self.held.iter().next().map(|held| held.id));
+        judged.into_iter().chain(held).min()
     }
 
     /// What a consumer at `cursor` misses if everything below `below` goes; `None`: nothing.

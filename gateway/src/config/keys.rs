@@ -104,6 +104,7 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("plugins.compile_bytes", Kind::Number(64 * MIB..=64 * GIB)),
     ("plugins.versions_per_tenant", Kind::Number(1..=10_000)),
     ("plugins.tenant_bytes", Kind::Number(1..=1_024 * GIB)),
+    ("plugins.retry_seconds", Kind::Number(1..=86_400)),
     ("retention.measurements_days", Kind::Number(1..=36_500)),
     ("retention.events_days", Kind::Number(1..=36_500)),
     ("retention.alarms_days", Kind::Number(1..=36_500)),

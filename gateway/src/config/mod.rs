@@ -261,6 +261,8 @@ pub struct Plugins {
     pub versions_per_tenant: u64,
     /// Bytes of them all; an upload that passes it is refused.
     pub tenant_bytes: u64,
+    /// Longest pause in seconds between two attempts at messages that a plugin failed on.
+    pub retry_seconds: u64,
 }
 
 /// `retention`
@@ -430,6 +432,7 @@ impl Default for Plugins {
             compile_bytes: 1_024 * MIB as u64,
             versions_per_tenant: 200,
             tenant_bytes: 64 * MIB as u64,
+            retry_seconds: 300,
         }
     }
 }

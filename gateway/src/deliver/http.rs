@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::endpoint::{Failure, Lane};
-use crate::auth::random;
+use crate::auth::chance;
 use crate::backlog::{self, Attached, Bodies, TopicKey};
 use crate::clock::Clock;
 use crate::dispatch::Notification;
@@ -198,8 +198,7 @@ impl Pushing<'_> {
                 tracing::warn!(%tenant, topic = name, non_persistent, consumer, endpoint, reason, suppressed, "pushing fails");
             });
         }
-        let chance = f64::from(u32::from_be_bytes(random())) / f64::from(u32::MAX);
-        pause(trouble.attempts, failure, self.longest_pause, chance)
+        pause(trouble.attempts, failure, self.longest_pause, chance())
     }
 
     /// Hands the topic, the consumer and the endpoint to `line`, with the number of lines left out before, if there is room in the log.

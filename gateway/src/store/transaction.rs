@@ -69,6 +69,8 @@ pub struct MessageRow {
     pub slot: u16,
     /// The frame without what a delivery adds.
     pub body: Bytes,
+    /// What is needed to judge it, if that is still to be done.
+    pub held: Option<String>,
 }
 
 /// Where a consumer is; see `consumer::Cursor`.
@@ -172,9 +174,9 @@ impl Transaction {
             insert.execute((id, tenant.as_str(), source, kind, time_ms, &**body, created_ms))?;
         }
         let mut insert =
-            connection.prepare_cached("INSERT INTO msg(id, topic, slot, ts, body) VALUES (?, ?, ?, ?, ?)")?;
-        for MessageRow { id, topic, slot, body } in &self.messages {
-            insert.execute((id.cast_signed(), topic, slot, now_ms, &**body))?;
+            connection.prepare_cached("INSERT INTO msg(id, topic, slot, ts, body, held) VALUES (?, ?, ?, ?, ?, ?)")?;
+        for MessageRow { id, topic, slot, body, held } in &self.messages {
+            insert.execute((id.cast_signed(), topic, slot, now_ms, &**body, held))?;
         }
         let mut update = connection
             .prepare_cached("UPDATE cursor SET hi = ?, holes = ?, settled = coalesce(?, settled) WHERE consumer = ?")?;
@@ -206,7 +208,7 @@ mod tests {
     fn what_makes_room_is_told_from_what_needs_it() {
         let statements = |sql: &[&'static str]| sql.iter().map(|sql| Statement { sql, values: Vec::new() }).collect();
         let of = |sql: &[&'static str]| Transaction { statements: statements(sql), ..Transaction::default() };
-        let message = || MessageRow { id: 1, topic: 1, slot: 0, body: Bytes::new() };
+        let message = || MessageRow { id: 1, topic: 1, slot: 0, body: Bytes::new(), held: None };
         let settling = Transaction { freed: vec![1], ..of(&["INSERT OR REPLACE INTO meta(k, v) VALUES (?, ?)"]) };
         let deleting = Transaction { messages: vec![message()], ..of(&["DELETE FROM event WHERE id = ?"]) };
         let expiring = Transaction { freed: vec![1], ..of(&["INSERT INTO gap(consumer) VALUES (?)"]) };

@@ -7,10 +7,10 @@ use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
 const IGNORED: [&str; 3] = ["unknown", "garbage", "binary"];
-const DROPPED: [&str; 4] = ["expired", "evicted", "parked", "lag"];
+const DROPPED: [&str; 6] = ["expired", "evicted", "parked", "lag", "plugin_fault", "subscription_deleted"];
 const LOGINS: [&str; 5] = ["credentials", "missing", "busy", "token", "token_expired"];
-const REFUSED: [&str; 10] =
-    ["quota", "frame", "fan_out", "ancestors", "plugin", "full", "unwritable", "locked", "failed", "stopping"];
+const REFUSED: [&str; 9] =
+    ["quota", "frame", "fan_out", "ancestors", "full", "unwritable", "locked", "failed", "stopping"];
 const FAILED: [&str; 4] = ["full", "unwritable", "locked", "failed"];
 const PUSHES: [&str; 6] = ["delivered", "refused", "unavailable", "timeout", "unreachable", "forbidden"];
 const LOST: [&str; 2] = ["no_room", "slow"];

@@ -26,7 +26,8 @@ pub use health::Unwell;
 use health::Health;
 
 use crate::backlog::{
-    Attached, Connecting, FullTopics, Ledger, NoRoom, Record, Rejected, Scope, Settings, Staged, Topic, TopicKey,
+    Attached, Connecting, FullTopics, Ledger, NoRoom, Record, Rejected, Release, Scope, Settings, Staged, Topic,
+    TopicKey,
 };
 use crate::clock::Clock;
 use crate::consumer::{Busy, GroupLimits};
@@ -107,14 +108,6 @@ pub enum Refused {
         /// `limits.ancestors`.
         limit: usize,
     },
-    /// A plugin of a subscription could not judge or shape the message.
-    #[error("a plugin of subscription '{subscription}' failed: {reason}")]
-    Plugin {
-        /// Id of the subscription.
-        subscription: u64,
-        /// What the plugin did.
-        reason: String,
-    },
     /// `store.max_bytes` or `store.reserve_bytes` is reached, or the disk is full: make room, then try again.
     #[error("the store is full")]
     Full,
@@ -141,7 +134,6 @@ impl Refused {
             Self::FrameTooLarge { .. } => "frame",
             Self::FanOut { .. } => "fan_out",
             Self::Ancestors { .. } => "ancestors",
-            Self::Plugin { .. } => "plugin",
             Self::Full => "full",
             Self::Unwritable => "unwritable",
             Self::Locked => "locked",
@@ -182,6 +174,7 @@ enum Command {
     Attach { who: Connecting, answer: oneshot::Sender<Result<Attached, AttachError>> },
     Unsubscribe { key: Arc<TopicKey>, consumer: Box<str>, answer: oneshot::Sender<Result<bool, Refused>> },
     Set { scope: Scope, settings: Settings, answer: Answer },
+    Release { topic: Arc<Topic>, releases: Vec<Release>, answer: Answer },
     Stop,
 }
 
@@ -291,6 +284,20 @@ impl Writer {
         result.await.unwrap_or(Err(Refused::Stopping))
     }
 
+    /// Gives held messages of a topic what they waited for, in one commit of its own: they are appended in this order, whether
+    /// there is room or not, or gone. Those that are gone meanwhile stay so.
+    pub async fn release(&self, topic: Arc<Topic>, releases: Vec<Release>) -> Result<(), Refused> {
+        let (answer, result) = oneshot::channel();
+        let _ = self.commands.send(Command::Release { topic, releases, answer }).await;
+        result.await.unwrap_or(Err(Refused::Stopping))
+    }
+
+    /// Returns once everything that was queued before is on disk, or refused.
+    pub async fn settled(&self) {
+        // A writer that is stopping settles nothing more.
+        let _ = self.commit(Change::default()).await;
+    }
+
     /// The topics that have refused messages.
     #[must_use]
     pub fn full(&self) -> &FullTopics {
@@ -370,6 +377,12 @@ impl Worker {
                     let set = self.ledger.set(&mut self.writing, scope, settings).await;
                     let _ = answer.send(set.map_err(|error| refused(&error)));
                 }
+                Some(Command::Release { topic, releases, answer }) => {
+                    let staged = self.ledger.release(&topic, releases);
+                    faults::point("release-staged");
+                    let released = self.commit_staged(staged, 1).await;
+                    let _ = answer.send(released.map_err(|error| refused(&error)));
+                }
                 Some(Command::Stop) => break,
                 Some(Command::Changes { .. } | Command::Settle { .. }) | None => {}
             }
@@ -414,7 +427,11 @@ impl Worker {
                     }
                     batch.push(Item::Settle { topic, consumer, ids });
                 }
-                Command::Attach { .. } | Command::Unsubscribe { .. } | Command::Set { .. } | Command::Stop => {
+                Command::Attach { .. }
+                | Command::Unsubscribe { .. }
+                | Command::Set { .. }
+                | Command::Release { .. }
+                | Command::Stop => {
                     self.held = Some(command);
                     break;
                 }
@@ -586,19 +603,25 @@ impl Worker {
         }
         self.ledger.seal(&mut staged);
         faults::point("staged");
+        self.commit_staged(staged, verdicts.len()).await?;
+        Ok(verdicts)
+    }
+
+    /// Commits a sealed batch of so many commands; memory follows.
+    async fn commit_staged(&mut self, staged: Staged, commands: usize) -> Result<(), StoreError> {
         let began = Instant::now();
         match self.writing.commit(&staged.transaction).await {
             Ok(()) => {
                 if !staged.transaction.is_empty() {
                     self.upkeep.tidy = false;
                     self.commits(staged.transaction.shows_room());
-                    account(&staged.transaction, verdicts.len(), began.elapsed());
+                    account(&staged.transaction, commands, began.elapsed());
                 }
                 if !staged.transaction.cursors.is_empty() {
                     faults::point("ack-committed");
                 }
                 self.ledger.committed(staged);
-                Ok(verdicts)
+                Ok(())
             }
             Err(error) => {
                 commits_failed(refused(&error).reason()).increment(1);
@@ -685,7 +708,9 @@ fn account(transaction: &Transaction, commands: usize, time: Duration) {
     let count = count();
     count.commit_seconds.record(time);
     count.commit_commands.record(commands as f64);
-    count.messages_appended.increment(transaction.messages.len() as u64);
+    // A held message is appended when it is released.
+    let appended = transaction.messages.iter().filter(|message| message.held.is_none());
+    count.messages_appended.increment(appended.count() as u64);
     count.objects_stored.increment((transaction.measurements.len() + transaction.events.len()) as u64);
 }
 

@@ -15,8 +15,10 @@ const TTL_MS: i64 = super::tests::TTL.cast_signed() * 1_000;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Requests that are queued at once: records as topic and length.
-    Append(Vec<Vec<(usize, usize)>>),
+    /// Requests that are queued at once: records as topic, length, and whether they are held.
+    Append(Vec<Vec<(usize, usize, bool)>>),
+    /// The oldest held messages get these lengths, or go.
+    Release(usize, Vec<Option<usize>>),
     Connect(usize, usize),
     Disconnect(usize, usize),
     /// Takes some messages, and acknowledges one of what it has, if it takes none.
@@ -29,10 +31,12 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let (topic, consumer) = (0usize..2, 0usize..3);
-    let request = prop::collection::vec((0usize..2, 1usize..60), 1..4);
+    let request = prop::collection::vec((0usize..2, 1usize..60, prop::bool::weighted(0.25)), 1..4);
+    let releases = prop::collection::vec(prop::option::weighted(0.7, 1usize..90), 1..4);
     let on_full = prop::sample::select(vec![OnFull::Reject, OnFull::EvictOldest, OnFull::Park]);
     prop_oneof![
         12 => prop::collection::vec(request, 1..5).prop_map(Step::Append),
+        4 => (topic.clone(), releases).prop_map(|(t, releases)| Step::Release(t, releases)),
         5 => (topic.clone(), consumer.clone()).prop_map(|(t, c)| Step::Connect(t, c)),
         2 => (topic.clone(), consumer.clone()).prop_map(|(t, c)| Step::Disconnect(t, c)),
         14 => (topic.clone(), consumer.clone(), 0usize..3, any::<Index>()).prop_map(|(t, c, n, i)| Step::Claim(t, c, n, i)),
@@ -49,6 +53,8 @@ struct Topic {
     quota: u64,
     /// Length and time of each message that anybody waits for.
     messages: BTreeMap<u64, (u64, i64)>,
+    /// The same of each that waits to be judged.
+    held: BTreeMap<u64, (u64, i64)>,
     consumers: BTreeMap<usize, Consumer>,
 }
 
@@ -81,6 +87,7 @@ impl Topic {
             on_full: OnFull::Reject,
             quota: super::tests::QUOTA,
             messages: BTreeMap::new(),
+            held: BTreeMap::new(),
             consumers: BTreeMap::new(),
         }
     }
@@ -94,15 +101,35 @@ impl Topic {
     }
 
     fn bytes(&self) -> u64 {
-        self.messages.values().map(|(len, _)| len).sum()
+        self.messages.values().chain(self.held.values()).map(|(len, _)| len).sum()
+    }
+
+    fn oldest(&self) -> Option<(u64, i64)> {
+        let firsts = [&self.messages, &self.held].into_iter().filter_map(BTreeMap::first_key_value);
+        firsts.map(|(id, (_, at_ms))| (*id, *at_ms)).min()
     }
 
     fn drop_oldest(&mut self) {
-        let Some((id, _)) = self.messages.pop_first() else { return };
+        let Some((id, _)) = self.oldest() else { return };
+        self.messages.remove(&id);
+        let held = self.held.remove(&id).is_some();
         for consumer in self.consumers.values_mut() {
-            if consumer.owed.remove(&id) {
+            if consumer.owed.remove(&id) || held && !consumer.parked {
                 consumer.miss(id, 1);
             }
+        }
+    }
+
+    fn append(&mut self, next_id: &mut u64, len: usize, now_ms: i64) {
+        for consumer in self.consumers.values_mut().filter(|consumer| consumer.parked) {
+            consumer.miss(0, 1);
+        }
+        if self.is_heard() {
+            self.messages.insert(*next_id, (len as u64, now_ms));
+            for consumer in self.consumers.values_mut().filter(|consumer| !consumer.parked) {
+                consumer.owed.insert(*next_id);
+            }
+            *next_id += 1;
         }
     }
 
@@ -116,7 +143,9 @@ impl Topic {
                 OnFull::EvictOldest => self.drop_oldest(),
                 _ => {
                     let lagging = self.consumers.values_mut().filter(|consumer| !consumer.owed.is_empty());
-                    let consumer = lagging.min_by_key(|consumer| consumer.owed.first().copied()).unwrap();
+                    let lagging = lagging.min_by_key(|consumer| consumer.owed.first().copied());
+                    // Nobody frees what is held.
+                    let Some(consumer) = lagging else { return false };
                     let owed = std::mem::take(&mut consumer.owed);
                     consumer.miss(*owed.last().unwrap(), owed.len() as u64);
                     consumer.parked = !consumer.connected;
@@ -128,7 +157,7 @@ impl Topic {
     }
 
     fn expire(&mut self, now_ms: i64) {
-        while self.messages.first_key_value().is_some_and(|(_, (_, at_ms))| at_ms + TTL_MS <= now_ms) {
+        while self.oldest().is_some_and(|(_, at_ms)| at_ms + TTL_MS <= now_ms) {
             self.drop_oldest();
         }
     }
@@ -183,6 +212,7 @@ impl Scene {
     async fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
         match step {
             Step::Append(requests) => self.append(requests).await?,
+            Step::Release(topic, releases) => self.release(topic, releases).await,
             Step::Connect(topic, consumer) => self.connect(topic, consumer).await,
             Step::Disconnect(topic, consumer) => {
                 if self.attached.remove(&(topic, consumer)).is_some() {
@@ -196,6 +226,9 @@ impl Scene {
                 prop_assert_eq!(removed, self.topics[topic].consumers.remove(&consumer).is_some());
                 self.attached.remove(&(topic, consumer));
                 self.topics[topic].forget_unneeded();
+                if self.topics[topic].consumers.is_empty() {
+                    self.topics[topic].held.clear();
+                }
             }
             Step::Policy(topic, on_full, quota) => {
                 let settings = Settings { quota_bytes: Some(quota), on_full: Some(on_full), ..Settings::default() };
@@ -216,10 +249,12 @@ impl Scene {
         Ok(())
     }
 
-    async fn append(&mut self, requests: Vec<Vec<(usize, usize)>>) -> Result<(), TestCaseError> {
-        let change = |request: &Vec<(usize, usize)>| {
-            records(request.iter().map(|(t, len)| record(&topic_key(*t), *len)).collect())
+    async fn append(&mut self, requests: Vec<Vec<(usize, usize, bool)>>) -> Result<(), TestCaseError> {
+        let record = |(topic, len, held): &(usize, usize, bool)| Record {
+            held: held.then(|| super::tests::held(7)),
+            ..record(&topic_key(*topic), *len)
         };
+        let change = |request: &Vec<_>| records(request.iter().map(record).collect());
         let (changes, answers): (Vec<_>, Vec<_>) = requests
             .iter()
             .map(|request| {
@@ -233,7 +268,7 @@ impl Scene {
             let mut after = self.topics.clone();
             let mut fits = true;
             for topic in (0..2).filter(|topic| self.topics[*topic].is_heard()) {
-                let need = request.iter().filter(|(t, _)| *t == topic).map(|(_, len)| *len as u64).sum();
+                let need = request.iter().filter(|(t, ..)| *t == topic).map(|(_, len, _)| *len as u64).sum();
                 fits = fits && (need == 0 || after[topic].make_room(need));
             }
             prop_assert_eq!(answer.is_ok(), fits, "{:?}", answer);
@@ -242,21 +277,33 @@ impl Scene {
             }
             self.topics = after;
             let now_ms = self.gateway().clock.now_ms();
-            for (topic, len) in request {
+            for (topic, len, held) in request {
                 let topic = &mut self.topics[topic];
-                for consumer in topic.consumers.values_mut().filter(|consumer| consumer.parked) {
-                    consumer.miss(0, 1);
-                }
-                if topic.is_heard() {
-                    topic.messages.insert(self.next_id, (len as u64, now_ms));
-                    for consumer in topic.consumers.values_mut().filter(|consumer| !consumer.parked) {
-                        consumer.owed.insert(self.next_id);
-                    }
+                if held && topic.is_heard() {
+                    topic.held.insert(self.next_id, (len as u64, now_ms));
                     self.next_id += 1;
+                } else {
+                    topic.append(&mut self.next_id, len, now_ms);
                 }
             }
         }
         Ok(())
+    }
+
+    async fn release(&mut self, topic: usize, releases: Vec<Option<usize>>) {
+        let Some(known) = self.gateway().topics.get(&topic_key(topic)) else { return };
+        let now_ms = self.gateway().clock.now_ms();
+        let mut commands = Vec::new();
+        for (id, len) in self.topics[topic].held.clone().into_keys().zip(releases) {
+            commands.push(Release { id, body: len.map(|len| vec![b'y'; len].into()) });
+            self.topics[topic].held.remove(&id);
+            if let Some(len) = len {
+                self.topics[topic].append(&mut self.next_id, len, now_ms);
+            }
+        }
+        self.gateway().writer.release(known.clone(), commands.clone()).await.unwrap();
+        // What is gone already is not released again.
+        self.gateway().writer.release(known, commands).await.unwrap();
     }
 
     async fn connect(&mut self, topic: usize, consumer: usize) {
@@ -324,8 +371,11 @@ impl Scene {
             let (ids, bytes): (String, i64) =
                 sqlx::query_as(sqlx::AssertSqlSafe(sql)).fetch_one(&gateway.store).await.unwrap();
             let ids: BTreeSet<u64> = serde_json::from_str(&ids).unwrap();
-            prop_assert_eq!(&ids, &topic.messages.keys().copied().collect());
+            prop_assert_eq!(&ids, &topic.messages.keys().chain(topic.held.keys()).copied().collect());
             prop_assert_eq!((figures.bytes, figures.messages), (bytes.cast_unsigned(), ids.len() as u64));
+            let held: Vec<_> = figures.held.values().map(|held| (held.messages, held.bytes)).collect();
+            let expected = (topic.held.len() as u64, topic.held.values().map(|(len, _)| len).sum::<u64>());
+            prop_assert_eq!(held, if topic.held.is_empty() { vec![] } else { vec![expected] });
             prop_assert_eq!(figures.bytes, topic.bytes());
             prop_assert_eq!(figures.consumers.len(), topic.consumers.len());
             for (figures, (consumer, model)) in figures.consumers.iter().zip(&topic.consumers) {
@@ -345,8 +395,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     /// What a consumer is owed is what it has not acknowledged and what was not dropped by the policy of its topic or for its
-    /// age, in order, and gaps say how much that was; bytes counted are bytes stored; a request is taken whole or not at all; nothing is kept that nobody waits
-    /// for; and all of that holds over restarts.
+    /// age, in order, and gaps say how much that was; what is held is nobody's until it is released; bytes counted are bytes stored; a
+    /// request is taken whole or not at all; nothing is kept that nobody waits for; and all of that holds over restarts.
     #[test]
     fn memory_disk_and_model_agree_whatever_goes(steps in prop::collection::vec(step(), 1..60)) {
         let scene = async { Scene::new().await.run(steps).await };

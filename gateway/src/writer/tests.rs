@@ -6,8 +6,9 @@ use bytes::Bytes;
 use sqlx::SqlitePool;
 
 use super::*;
-use crate::backlog::{BacklogLimits, Bodies, OnFull, Policy, Topics};
+use crate::backlog::{BacklogLimits, Bodies, Held, Holder, OnFull, Policy, Topics};
 use crate::consumer::Kind;
+use crate::message::Api;
 use crate::store::{Store, Value};
 
 pub(super) struct Gateway {
@@ -59,7 +60,11 @@ pub(super) fn key(name: &str) -> Arc<TopicKey> {
 }
 
 pub(super) fn record(topic: &Arc<TopicKey>, len: usize) -> Record {
-    Record { topic: topic.clone(), slot: 7, body: Bytes::from(vec![b'x'; len]) }
+    Record { topic: topic.clone(), slot: 7, body: Bytes::from(vec![b'x'; len]), held: None }
+}
+
+pub(super) fn held(subscription: u64) -> Held {
+    Held { subscription, step: 0, api: Api::Measurements, kind: None, time: "".into() }
 }
 
 pub(super) fn records(list: Vec<Record>) -> Change {
@@ -118,7 +123,7 @@ async fn a_full_topic_takes_nothing_of_a_request_but_its_objects() {
     };
     let Err(Refused::Rejected(refusal)) = gateway.writer.commit(change).await else { panic!("it was not refused") };
     assert_eq!((&refusal.topic, refusal.used, refusal.quota, refusal.need), (&full, 900, QUOTA, 120));
-    assert_eq!(&*refusal.holder.unwrap().consumer, "c");
+    assert!(matches!(refusal.holder.unwrap(), Holder::Consumer { name, .. } if &*name == "c"));
     assert_eq!(gateway.count("SELECT count(*) FROM measurement").await, 1);
     assert_eq!(gateway.count("SELECT count(*) FROM msg").await, 1);
     // What is not to be refused is left out of the topic alone.

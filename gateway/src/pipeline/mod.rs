@@ -4,23 +4,30 @@
 //! submit ─▶ admission queue (one per tenant) ─▶ turn: route ─▶ judge ─▶ shape ─▶ writer ─▶ answer after the commit
 //! ```
 //! The place in the admission queue is the order. A turn takes what is queued, without a timer; while the writer commits
-//! one turn, the next is judged. Each plugin instance is called once per turn with all that it has to see.
+//! one turn, the next is judged. Each plugin instance is called once per turn with all that it has to see. What a plugin fails on is
+//! held, and released by turns of the same queue.
 
-use std::collections::HashMap;
+mod release;
+
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio_util::task::TaskTracker;
 
-use crate::backlog::{Record, Topics};
+use crate::backlog::{Bodies, Held, Record, TopicKey, Topics};
+use crate::consumer::Slot;
 use crate::message::{Message, Tenant};
 use crate::platform::{Sources, TooMany, parse_id};
-use crate::plugin::{Fault, Instance, Plugins};
-use crate::subscription::{Index, Route};
-use crate::telemetry::requests_refused;
+use crate::plugin::{Instance, Plugins};
+use crate::subscription::{Index, OnFault, Route};
+use crate::telemetry::{messages_dropped, requests_refused};
 use crate::writer::{Answer, Change, Refused, Writer};
 use crate::{consumer, dispatch, faults};
+
+pub use release::Released;
+use release::Turn;
 
 /// Messages that a turn takes before it stops collecting; also what one call of a plugin gets at most.
 const TURN_MESSAGES: usize = 256;
@@ -62,6 +69,7 @@ struct Line {
     index: Arc<Index>,
     sources: Arc<Sources>,
     topics: Topics,
+    bodies: Bodies,
     plugins: Plugins,
     writer: Writer,
     limits: PipelineLimits,
@@ -69,7 +77,14 @@ struct Line {
     turns: TaskTracker,
 }
 
-struct Admitted {
+/// What waits for a turn.
+enum Admitted {
+    Request(Asked),
+    /// Has a turn of its own.
+    Release(Turn),
+}
+
+struct Asked {
     request: Request,
     answer: Answer,
 }
@@ -78,21 +93,25 @@ struct Admitted {
 struct Routed {
     /// Index of the request in its turn.
     request: usize,
+    original: Arc<Message>,
     /// As its plugins have shaped it so far.
     message: Arc<Message>,
     route: Arc<Route>,
     /// The type in line 2 of its frame.
     kind: &'static str,
+    /// Filters that it has passed.
+    step: usize,
     outcome: Outcome,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     /// Forwarded.
     Passed,
     /// Not wanted.
     Dropped,
-    /// A plugin failed.
-    Faulted(Fault),
+    /// A plugin failed on it, or on an older one of its source.
+    Held,
 }
 
 impl Pipeline {
@@ -102,12 +121,13 @@ impl Pipeline {
         index: Arc<Index>,
         sources: Arc<Sources>,
         topics: Topics,
+        bodies: Bodies,
         plugins: Plugins,
         writer: Writer,
         limits: PipelineLimits,
     ) -> Self {
-        let queues = Mutex::default();
-        Self(Arc::new(Line { index, sources, topics, plugins, writer, limits, queues, turns: TaskTracker::new() }))
+        let (queues, turns) = (Mutex::default(), TaskTracker::new());
+        Self(Arc::new(Line { index, sources, topics, bodies, plugins, writer, limits, queues, turns }))
     }
 
     /// Carries out a request: returns once everything that it asks for is on disk.
@@ -116,7 +136,7 @@ impl Pipeline {
     pub async fn submit(&self, tenant: &Tenant, request: Request) -> Result<(), Refused> {
         let (answer, outcome) = oneshot::channel();
         let queue = self.queue(tenant);
-        let outcome = match queue.send(Admitted { request, answer }).await {
+        let outcome = match queue.send(Admitted::Request(Asked { request, answer })).await {
             Ok(()) => outcome.await.unwrap_or(Err(Refused::Stopping)),
             Err(_) => Err(Refused::Stopping),
         };
@@ -162,26 +182,45 @@ impl Pipeline {
 /// a hundred. If a whole turn is waiting already, it is judged while the one before is committed.
 async fn turns(line: Arc<Line>, mut queue: mpsc::Receiver<Admitted>) {
     let places = Arc::new(Semaphore::new(1));
-    while let Some(first) = queue.recv().await {
+    let mut next = None;
+    while let Some(first) = match next.take() {
+        Some(next) => Some(next),
+        None => queue.recv().await,
+    } {
         faults::point("admitted");
+        let first = match first {
+            Admitted::Request(first) => first,
+            Admitted::Release(turn) => {
+                line.release(turn).await;
+                continue;
+            }
+        };
         let place = if queue.len() < TURN_MESSAGES { places.clone().acquire_owned().await.ok() } else { None };
+        let mut messages = first.messages();
+        let mut bytes = first.bytes();
         let mut turn = vec![first];
-        let mut messages = turn[0].messages();
-        let mut bytes = turn[0].bytes();
         while messages < TURN_MESSAGES
             && bytes < TURN_BYTES
-            && let Ok(next) = queue.try_recv()
+            && let Ok(admitted) = queue.try_recv()
         {
-            messages += next.messages();
-            bytes += next.bytes();
-            turn.push(next);
+            match admitted {
+                Admitted::Request(asked) => {
+                    messages += asked.messages();
+                    bytes += asked.bytes();
+                    turn.push(asked);
+                }
+                Admitted::Release(_) => {
+                    next = Some(admitted);
+                    break;
+                }
+            }
         }
         line.turn(turn, place).await;
     }
 }
 
 impl Line {
-    async fn turn(&self, turn: Vec<Admitted>, mut place: Option<OwnedSemaphorePermit>) {
+    async fn turn(&self, turn: Vec<Asked>, mut place: Option<OwnedSemaphorePermit>) {
         let mut rest = turn.into_iter();
         while rest.len() > 0 {
             let (part, mut routed) = self.route(&mut rest);
@@ -189,13 +228,19 @@ impl Line {
             self.shape(&mut routed).await;
             faults::point("judged");
             let place = if rest.len() == 0 { place.take() } else { None };
-            self.writer.changes(self.changes(part, routed), place).await;
+            let mut lines = Lines::default();
+            let changes = self.changes(part, routed, &mut lines);
+            self.writer.changes(changes, place).await;
+            if !lines.0.is_empty() {
+                // What comes next of these sources has to find them on hold.
+                self.writer.settled().await;
+            }
         }
     }
 
     /// Which subscriptions each message concerns, for as many requests as make a part. A topic that no consumer has ever
     /// connected to needs nothing.
-    fn route(&self, rest: &mut impl Iterator<Item = Admitted>) -> (Vec<Admitted>, Vec<Routed>) {
+    fn route(&self, rest: &mut impl Iterator<Item = Asked>) -> (Vec<Asked>, Vec<Routed>) {
         let mut part = Vec::new();
         let mut routed = Vec::new();
         let mut bytes = 0;
@@ -224,15 +269,15 @@ impl Line {
         let (mut messages, mut bytes) = (0, 0);
         for message in &request.messages {
             for (route, kind) in self.index.matching(message, || self.above(message))? {
-                if !self.topics.wants(&route.topic) {
-                    continue;
-                }
+                let Some(topic) = self.topics.get(&route.topic) else { continue };
                 messages += 1;
                 bytes += message.body.len();
                 if messages > fan_out_messages || bytes > fan_out_bytes {
                     return Err(Refused::FanOut { messages: fan_out_messages, bytes: fan_out_bytes });
                 }
-                routed.push(Routed { request: at, message: message.clone(), route, kind, outcome: Outcome::Passed });
+                let held = topic.holds(consumer::slot(&message.source));
+                let outcome = if held { Outcome::Held } else { Outcome::Passed };
+                routed.push(Routed { outcome, ..Routed::new(at, message.clone(), route, kind) });
             }
         }
         Ok(bytes)
@@ -247,18 +292,19 @@ impl Line {
 
     /// Asks the filters of each route in their order, all routes' first ones together, until one drops the message.
     async fn judge(&self, routed: &mut [Routed]) {
-        for step in 0.. {
-            let batches = Batches::new(routed, |route| route.filters.get(step));
+        loop {
+            let batches = Batches::new(routed, |routed| routed.route.filters.get(routed.step));
             if batches.calls.is_empty() {
                 return;
             }
             let verdicts = self.plugins.verdicts(batches.calls).await;
             for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
-                match verdict {
-                    Ok(true) => {}
-                    Ok(false) => routed[at].outcome = Outcome::Dropped,
-                    Err(fault) => routed[at].outcome = Outcome::Faulted(fault),
-                }
+                routed[at].outcome = match verdict {
+                    Ok(true) => Outcome::Passed,
+                    Ok(false) => Outcome::Dropped,
+                    Err(_) => self.faulted(&routed[at].route),
+                };
+                routed[at].step += usize::from(routed[at].outcome == Outcome::Passed);
             }
         }
     }
@@ -266,7 +312,7 @@ impl Line {
     /// Has the transforms of each route reshape what is forwarded, each what the one before has made of it.
     async fn shape(&self, routed: &mut [Routed]) {
         for step in 0.. {
-            let batches = Batches::new(routed, |route| route.transforms.get(step));
+            let batches = Batches::new(routed, |routed| routed.route.transforms.get(step));
             if batches.calls.is_empty() {
                 return;
             }
@@ -274,18 +320,33 @@ impl Line {
             for (at, body) in batches.members.into_iter().flatten().zip(bodies.into_iter().flatten()) {
                 match body {
                     Ok(body) => routed[at].message = Arc::new(Message { body, ..(*routed[at].message).clone() }),
-                    Err(fault) => routed[at].outcome = Outcome::Faulted(fault),
+                    Err(_) => routed[at].outcome = self.faulted(&routed[at].route),
                 }
             }
         }
     }
 
-    /// What the writer commits for each request. One fault or oversized frame refuses its whole request.
-    fn changes(&self, turn: Vec<Admitted>, routed: Vec<Routed>) -> Vec<(Change, Answer)> {
+    /// What becomes of a message that a plugin of the route failed on. The room of the plugins has told of it.
+    fn faulted(&self, route: &Route) -> Outcome {
+        match route.subscription.on_fault.unwrap_or_default() {
+            OnFault::Pass => Outcome::Passed,
+            // Nothing of a non-persistent topic is kept.
+            OnFault::Hold if !route.topic.non_persistent => Outcome::Held,
+            OnFault::Hold | OnFault::Drop => {
+                let hearers = self.topics.get(&route.topic).map_or(0, |topic| topic.hearers());
+                messages_dropped("plugin_fault").increment(hearers as u64);
+                Outcome::Dropped
+            }
+        }
+    }
+
+    /// What the writer commits for each request. One oversized frame refuses its whole request. `lines` begin with what is held.
+    fn changes(&self, turn: Vec<Asked>, routed: Vec<Routed>, lines: &mut Lines) -> Vec<(Change, Answer)> {
         let mut records: Vec<Result<Vec<Record>, Refused>> = turn.iter().map(|_| Ok(Vec::new())).collect();
         let mut last = None;
-        for routed in routed {
+        for mut routed in routed {
             if let Ok(list) = &mut records[routed.request] {
+                lines.queue(&mut routed);
                 match self.record(&routed, &mut last) {
                     Ok(record) => list.extend(record),
                     Err(refused) => records[routed.request] = Err(refused),
@@ -307,27 +368,60 @@ impl Line {
 
     /// `last`: the stored form of the message before, which the next one has, too, if it is the same message unshaped.
     fn record(&self, routed: &Routed, last: &mut Option<Unshaped>) -> Result<Option<Record>, Refused> {
-        let (message, kind) = (&routed.message, routed.kind);
-        let body = match &routed.outcome {
-            Outcome::Passed => match last {
-                Some((same, of, form)) if Arc::ptr_eq(same, message) && *of == kind => form.clone(),
-                _ => {
-                    last.insert((message.clone(), kind, dispatch::stored_form(message, kind, &message.body))).2.clone()
-                }
-            },
+        let kind = routed.kind;
+        let (message, held) = match routed.outcome {
+            Outcome::Passed => (&routed.message, None),
+            Outcome::Held => (&routed.original, Some(routed.held())),
             Outcome::Dropped => return Ok(None),
-            Outcome::Faulted(fault) => {
-                let subscription = routed.route.subscription.id;
-                return Err(Refused::Plugin { subscription, reason: fault.to_string() });
-            }
+        };
+        let body = match last {
+            Some((same, of, form)) if Arc::ptr_eq(same, message) && *of == kind => form.clone(),
+            _ => last.insert((message.clone(), kind, dispatch::stored_form(message, kind, &message.body))).2.clone(),
         };
         let topic = routed.route.topic.clone();
+        self.check_frame(&topic, &body)?;
+        Ok(Some(Record { topic, slot: consumer::slot(&message.source), body, held }))
+    }
+
+    fn check_frame(&self, topic: &TopicKey, body: &Bytes) -> Result<(), Refused> {
         let bytes = body.len() + dispatch::HEADER_BYTES;
         let limit = self.limits.frame_bytes;
         if bytes > limit {
             return Err(Refused::FrameTooLarge { topic: topic.name.to_string(), bytes, limit });
         }
-        Ok(Some(Record { topic, slot: consumer::slot(&message.source), body }))
+        Ok(())
+    }
+}
+
+impl Routed {
+    fn new(request: usize, message: Arc<Message>, route: Arc<Route>, kind: &'static str) -> Self {
+        Self { request, original: message.clone(), message, route, kind, step: 0, outcome: Outcome::Passed }
+    }
+
+    fn held(&self) -> Held {
+        let Message { api, kind, time, .. } = &*self.original;
+        let step = u8::try_from(self.step).expect("invariant: a subscription has few filters");
+        let subscription = self.route.subscription.id;
+        Held { subscription, step, api: *api, kind: kind.clone(), time: time.clone() }
+    }
+}
+
+/// The lines of held messages that a turn begins or lengthens, by topic and slot.
+#[derive(Default)]
+struct Lines(HashSet<(Arc<TopicKey>, Slot)>);
+
+impl Lines {
+    /// A held message begins its line, and what follows of its slot joins it.
+    fn queue(&mut self, routed: &mut Routed) {
+        if routed.outcome == Outcome::Dropped || self.0.is_empty() && routed.outcome == Outcome::Passed {
+            return;
+        }
+        let line = (routed.route.topic.clone(), consumer::slot(&routed.original.source));
+        if routed.outcome == Outcome::Held {
+            self.0.insert(line);
+        } else if self.0.contains(&line) {
+            routed.outcome = Outcome::Held;
+        }
     }
 }
 
@@ -342,11 +436,11 @@ struct Batches {
 }
 
 impl Batches {
-    fn new<'a>(routed: &'a [Routed], instance: impl Fn(&'a Route) -> Option<&'a Instance>) -> Self {
+    fn new<'a>(routed: &'a [Routed], instance: impl Fn(&'a Routed) -> Option<&'a Instance>) -> Self {
         let mut open: HashMap<&Instance, usize> = HashMap::new();
         let mut batches = Self { calls: Vec::new(), members: Vec::new() };
         for (at, routed) in routed.iter().enumerate() {
-            let (Outcome::Passed, Some(instance)) = (&routed.outcome, instance(&routed.route)) else { continue };
+            let (Outcome::Passed, Some(instance)) = (routed.outcome, instance(routed)) else { continue };
             let call = match open.get(instance) {
                 Some(&call) if batches.members[call].len() < TURN_MESSAGES => call,
                 _ => {
@@ -363,12 +457,54 @@ impl Batches {
     }
 }
 
-impl Admitted {
+impl Asked {
     fn messages(&self) -> usize {
         self.request.messages.len()
     }
 
     fn bytes(&self) -> usize {
         self.request.messages.iter().map(|message| message.body.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::message::{Action, Api};
+    use crate::subscription::Subscription;
+
+    fn routed(topic: &str, source: &str, outcome: Outcome) -> Routed {
+        let body = format!(r#"{{"context":"mo","source":{{"id":"{source}"}},"subscription":"{topic}"}}"#);
+        let subscription = Subscription::parse(body.as_bytes()).unwrap();
+        let topic = Arc::new(TopicKey { tenant: "t".into(), name: topic.into(), non_persistent: false });
+        let route = Route { subscription, topic, filters: Vec::new(), transforms: Vec::new() };
+        let message = Message {
+            tenant: "t".into(),
+            api: Api::Events,
+            action: Action::Create,
+            source: source.into(),
+            kind: None,
+            time: "".into(),
+            body: Bytes::new(),
+        };
+        Routed { outcome, ..Routed::new(0, Arc::new(message), Arc::new(route), "events") }
+    }
+
+    #[test]
+    fn what_follows_a_held_message_in_a_turn_waits_behind_it() {
+        let mut lines = Lines::default();
+        let mut after = |topic, source, outcome| {
+            let mut routed = routed(topic, source, outcome);
+            lines.queue(&mut routed);
+            routed.outcome
+        };
+        assert!(after("a", "1", Outcome::Passed) == Outcome::Passed);
+        assert!(after("a", "1", Outcome::Held) == Outcome::Held);
+        assert!(after("a", "1", Outcome::Passed) == Outcome::Held);
+        assert!(after("a", "1", Outcome::Dropped) == Outcome::Dropped, "nobody waits for it");
+        assert!(after("a", "2", Outcome::Passed) == Outcome::Passed, "another source");
+        assert!(after("b", "1", Outcome::Passed) == Outcome::Passed, "another topic");
     }
 }
