@@ -311,11 +311,12 @@ impl Registry {
     /// # Errors
     /// [`RegistryError::Missing`], and when it cannot be loaded any more.
     pub async fn get(&self, tenant: &Tenant, name: &str, version: Option<u32>) -> Result<Plugin, RegistryError> {
-        let row = self.version(tenant, name, version).await?;
-        let id = PluginId { tenant: Some(tenant.clone()), name: name.into(), version: row.version };
-        if let Some(plugin) = self.in_memory(&id) {
+        let id = |version| PluginId { tenant: Some(tenant.clone()), name: name.into(), version };
+        if let Some(plugin) = version.and_then(|version| self.in_memory(&id(version))) {
             return Ok(plugin);
         }
+        let row = self.version(tenant, name, version).await?;
+        let id = id(row.version);
         let _loading = self.loading.lock(id.clone()).await;
         if let Some(plugin) = self.in_memory(&id) {
             return Ok(plugin);
