@@ -175,12 +175,15 @@ async fn what_comes_in_during_a_release_comes_after_what_was_held() {
 // The plugin is asked again by itself, with pauses up to `plugins.retry_seconds`.
 #[tokio::test]
 async fn what_is_held_is_tried_again_and_again() {
-    let scene = Scene::new("retry_seconds = 1\n", json!({})).await;
+    let mut scene = Scene::new("retry_seconds = 1\n", json!({})).await;
+    scene.gateway.subscribe(&of_tenant("Sub1", &["events"])).await;
     scene.measure_all(0..3).await;
+    scene.gateway.post("/event/events", &event(&scene.bad, "e", "behind")).await.expect(201);
     let faults = || async { scene.gateway.metric("tidegate_plugin_faults_total").await };
     let before = faults().await;
     eventually("a fourth attempt", async || (faults().await >= before + 4.0).then_some(())).await;
-    assert_eq!(scene.held().await, 3);
+    assert_eq!(scene.held().await, 4, "what would pass stays behind what faults again");
+    assert_eq!(scene.consumer.frames_until_pong().await, 0);
 }
 
 #[tokio::test]
