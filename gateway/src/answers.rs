@@ -20,7 +20,7 @@ use crate::api::{ApiError, SMALL_BODY};
 use crate::telemetry::{UnsentBytes, answers_lost};
 
 /// Bytes that are handed to the connection at a time. It copies them, and keeps room for them afterwards.
-const PIECE_BYTES: usize = 16 << 10;
+pub(crate) const PIECE_BYTES: usize = 16 << 10;
 /// What the budget is counted in, since permits are 32 bits.
 const UNIT_BYTES: usize = 1 << 10;
 

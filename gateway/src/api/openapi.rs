@@ -1,18 +1,29 @@
 //! `/openapi.json`: every endpoint, parameter, field and code of the HTTP surface (OpenAPI 3.1).
 
+use std::convert::Infallible;
+use std::iter;
+
+use axum::body::Body;
 use axum::response::{IntoResponse, Response};
-use hyper::header::CONTENT_TYPE;
+use bytes::Bytes;
+use futures_util::stream;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE};
 
 use super::Origin;
+use crate::answers::PIECE_BYTES;
 
 /// All of it but the address at which the gateway is reached.
 const DOCUMENT: &str = include_str!("../../../docs/openapi.json");
 
-/// GET, for anybody.
+/// GET, for anybody. It is sent from where it is: those who have no login must not take the room of others' answers.
 pub(super) async fn document(Origin(base): Origin) -> Response {
     let servers = serde_json::json!([{"url": base}]);
-    let rest = DOCUMENT.trim_start_matches('{');
-    ([(CONTENT_TYPE, "application/json")], format!("{{\"servers\":{servers},{rest}")).into_response()
+    let head = format!("{{\"servers\":{servers},");
+    let rest = DOCUMENT.trim_start_matches('{').as_bytes();
+    let length = (head.len() + rest.len()).to_string();
+    let pieces = iter::once(Bytes::from(head)).chain(rest.chunks(PIECE_BYTES).map(Bytes::from_static));
+    let body = Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>)));
+    ([(CONTENT_TYPE, "application/json".to_owned()), (CONTENT_LENGTH, length)], body).into_response()
 }
 
 #[cfg(test)]
@@ -21,11 +32,22 @@ mod tests {
 
     use std::collections::{BTreeMap, BTreeSet};
 
+    use axum::body::HttpBody as _;
     use serde_json::Value;
 
     use super::super::routes::{changing_routes, other_routes};
     use super::*;
     use crate::platform::{alarm, event, measurement, operation};
+
+    #[tokio::test]
+    async fn it_takes_no_room_of_answers_that_are_not_sent() {
+        let response = document(Origin("http://gate".to_owned())).await;
+        assert_eq!(response.body().size_hint().exact(), None);
+        let length: usize = response.headers()[CONTENT_LENGTH].to_str().unwrap().parse().unwrap();
+        let body = axum::body::to_bytes(response.into_body(), length).await.unwrap();
+        let document: Value = serde_json::from_slice(&body).unwrap();
+        assert_eq!((body.len(), document["servers"][0]["url"].as_str()), (length, Some("http://gate")));
+    }
 
     fn parsed() -> Value {
         serde_json::from_str(DOCUMENT).unwrap()
