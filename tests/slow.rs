@@ -273,8 +273,8 @@ async fn a_client_that_trickles_is_cut_off_and_one_that_reads_on_is_not() {
         }
         taken
     };
-    let (trickled, steady) =
-        tokio::join!(read(Duration::from_millis(100), 512), read(Duration::from_millis(20), 32 << 10));
+    let both = async { tokio::join!(read(Duration::from_millis(100), 512), read(Duration::from_millis(20), 32 << 10)) };
+    let (trickled, steady) = in_time("both answers", both).await;
     assert!(trickled < 1_000_000, "{trickled} B");
     assert!(steady > 4_000_000, "{steady} B");
     assert_eq!(gateway.metric("tidegate_answers_lost_total").await, 1.0);
