@@ -31,8 +31,8 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(plugin: &str, guest: &str) -> Self {
-        let (gateway, components) = faulty(plugin, guest, "").await;
+    async fn new(plugin: &str, guest: &str, more: &str) -> Self {
+        let (gateway, components) = faulty(plugin, guest, more).await;
         let (needs, plain) = (gateway.device("needs").await, gateway.device("plain").await);
         let mut subscription = forwarded("Needs", &needs);
         match plugin {
@@ -57,7 +57,7 @@ impl Scene {
 
 /// Posts what the faulty plugin has to see, `count` times beside as many that it has not.
 async fn misbehaves(plugin: &str, guest: &str, count: u64) {
-    let mut scene = Scene::new(plugin, guest).await;
+    let mut scene = Scene::new(plugin, guest, "").await;
     let faults_before = scene.gateway.metric("tidegate_plugin_faults_total").await;
     assert_eq!(faults_before, 0.0);
     let mut rss_after_warm_up = 0;
@@ -104,10 +104,37 @@ async fn an_answer_of_64_mib() {
     misbehaves("fragments-to-copy", "huge", 300).await;
 }
 
+/// What the interpreter is forced by.
+const PULLEY: &str = "engine = 'pulley'\n";
+
+#[tokio::test]
+async fn the_interpreter_filters_and_shapes() {
+    let gateway = Gateway::with(&format!("[plugins]\n{PULLEY}")).await;
+    let device = gateway.device("pump").await;
+    let mut subscription = typed("Sub1", &device, "'wanted' or 'other'");
+    subscription["fragmentsToCopy"] = json!(["c8y_Absent"]);
+    gateway.subscribe(&subscription).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    for value in 0..20 {
+        gateway.measure(&device, "unwanted", value).await;
+        gateway.measure(&device, "wanted", value).await;
+        let body = consumer.receive().await.json();
+        assert_eq!((&body["type"], &body["c8y_Reading"]), (&json!("wanted"), &Value::Null), "{body}");
+    }
+    assert_eq!(gateway.metric("tidegate_plugin_faults_total").await, 0.0);
+    let refused = gateway.post("/notification2/subscriptions", &typed("Sub2", &device, "'wanted")).await;
+    assert!(refused.error(422, "").contains("never closed"));
+}
+
+#[tokio::test]
+async fn the_interpreter_bears_traps() {
+    traps_on_every_third("type-filter", "trap-third", PULLEY).await;
+}
+
 /// Posts one by one. The gateway tries a message that met a trap once more on a new instance, where it is the first.
-async fn traps_on_every_third(plugin: &str, guest: &str) {
+async fn traps_on_every_third(plugin: &str, guest: &str, more: &str) {
     const COUNT: u64 = 60;
-    let mut scene = Scene::new(plugin, guest).await;
+    let mut scene = Scene::new(plugin, guest, more).await;
     for value in 0..COUNT {
         // Another type each time: a filter is not asked again about what it has been asked.
         scene.gateway.measure(&scene.needs, &format!("t{value}"), value).await;
@@ -121,17 +148,17 @@ async fn traps_on_every_third(plugin: &str, guest: &str) {
 
 #[tokio::test]
 async fn a_filter_that_traps_on_every_third_message() {
-    traps_on_every_third("type-filter", "trap-third").await;
+    traps_on_every_third("type-filter", "trap-third", "").await;
 }
 
 #[tokio::test]
 async fn a_transform_that_traps_on_every_third_message() {
-    traps_on_every_third("fragments-to-copy", "shape-trap-third").await;
+    traps_on_every_third("fragments-to-copy", "shape-trap-third", "").await;
 }
 
 #[tokio::test]
 async fn a_bulk_request_with_one_fault_is_taken_all_the_same() {
-    let mut scene = Scene::new("type-filter", "loop").await;
+    let mut scene = Scene::new("type-filter", "loop", "").await;
     let bulk: Vec<Value> =
         [&scene.plain, &scene.needs, &scene.plain].map(|device| measurement(device, "t", 1)).into_iter().collect();
     scene.gateway.post("/measurement/measurements", &json!({"measurements": bulk})).await.expect(201);

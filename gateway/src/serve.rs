@@ -356,7 +356,9 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
     let cache = data.join("plugin-cache");
     tokio::task::spawn_blocking(move || {
         let limits = PluginLimits {
+            engine: settings.engine,
             memory_bytes: settings.memory_bytes,
+            script_memory_bytes: settings.script_memory_bytes,
             stack_bytes: settings.stack_bytes,
             call_ms: settings.call_ms,
             output_bytes: settings.output_bytes,

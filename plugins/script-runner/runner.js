@@ -1,4 +1,4 @@
-// Runs a user's function in QuickJS: settings {"script": TEXT, "settings": ANY} → verdicts, bodies.
+// Runs a user's function in QuickJS: settings {"script": TEXT, "settings": JSON TEXT} → verdicts, bodies.
 //
 // The text is compiled once, by `configure`. What it throws is an error of that message alone.
 
@@ -82,7 +82,8 @@ function place(error) {
   const found = /<input>:(\d+):(\d+)/.exec(error.stack);
   if (found === null) return undefined;
   const line = found[1] - FIRST_LINE + 1;
-  return { line, column: found[2] - (line === 1 ? columns : 0) };
+  // Of some errors the engine knows no more than the line.
+  return { line, column: Math.max(found[2] - (line === 1 ? columns : 0), 1) };
 }
 
 /** An exception as text. */
@@ -142,7 +143,7 @@ delete globalThis.performance;
 function configure(text) {
   const given = JSON.parse(text);
   main = compile(given.script);
-  settings = given.settings;
+  settings = JSON.parse(given.settings);
   if (main.length > 2) states = new Map();
   const meta = { tenant: false, api: true, source: true, type: true, action: true, time: true };
   return { meta, body: "text", pointers: [], state: states ? "per-source" : "none" };

@@ -233,10 +233,14 @@ pub struct Push {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plugins {
+    /// What runs WebAssembly.
+    pub engine: PluginEngine,
     /// Directory with the components of the built-in plugins, in place of those in the program.
     pub builtin_dir: Option<PathBuf>,
     /// Bytes of linear memory of an instance; asking for more is a fault.
     pub memory_bytes: usize,
+    /// The same of an instance that runs a script.
+    pub script_memory_bytes: usize,
     /// Bytes of stack of a call; past it the call is a fault.
     pub stack_bytes: usize,
     /// Milliseconds of processor time of a call; past it the call is a fault.
@@ -263,6 +267,31 @@ pub struct Plugins {
     pub tenant_bytes: u64,
     /// Longest pause in seconds between two attempts at messages that a plugin failed on.
     pub retry_seconds: u64,
+}
+
+/// What runs WebAssembly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum PluginEngine {
+    /// Machine code where Cranelift can make it, else the interpreter.
+    #[default]
+    Auto,
+    /// Machine code.
+    Cranelift,
+    /// The interpreter.
+    Pulley,
+}
+
+impl PluginEngine {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Cranelift => "cranelift",
+            Self::Pulley => "pulley",
+        }
+    }
 }
 
 /// `retention`
@@ -418,8 +447,10 @@ impl Default for Push {
 impl Default for Plugins {
     fn default() -> Self {
         Self {
+            engine: PluginEngine::Auto,
             builtin_dir: None,
             memory_bytes: 16 * MIB,
+            script_memory_bytes: 32 * MIB,
             stack_bytes: 256 * KIB,
             call_ms: 50,
             output_bytes: MIB,

@@ -18,6 +18,7 @@ use wasmtime::Engine;
 
 use super::engine::engine;
 use super::{PluginError, PluginLimits};
+use crate::config::PluginEngine;
 
 /// Name of the hidden command that compiles.
 pub const COMMAND: &str = "compile-plugin";
@@ -33,6 +34,9 @@ pub struct ChildArgs {
     /// Bytes of stack that a call may use.
     #[arg(long)]
     stack_bytes: usize,
+    /// What runs the code.
+    #[arg(long, default_value = "auto")]
+    engine: PluginEngine,
     /// Seconds of processor time.
     #[arg(long)]
     seconds: u64,
@@ -81,7 +85,7 @@ fn precompile(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {
 fn in_child(program: &PathBuf, limits: &PluginLimits, wasm: &[u8]) -> Result<Vec<u8>, String> {
     let unusable = |error: io::Error| format!("the compiler could not be run: {error}");
     let mut child = Command::new(program)
-        .args([COMMAND, "--stack-bytes", &limits.stack_bytes.to_string()])
+        .args([COMMAND, "--engine", limits.engine.name(), "--stack-bytes", &limits.stack_bytes.to_string()])
         .args(["--seconds", &limits.compile_seconds.to_string(), "--bytes", &limits.compile_bytes.to_string()])
         .env_clear()
         // The allocator takes address space in advance, which would count as memory.
@@ -123,7 +127,8 @@ pub fn run_child(args: &ChildArgs) -> Result<(), String> {
     let text = |error: io::Error| error.to_string();
     let mut wasm = Vec::new();
     io::stdin().read_to_end(&mut wasm).map_err(text)?;
-    let engine = engine(&PluginLimits { stack_bytes: args.stack_bytes, ..PluginLimits::default() })
+    let ChildArgs { stack_bytes, engine: backend, .. } = *args;
+    let engine = engine(&PluginLimits { stack_bytes, engine: backend, ..PluginLimits::default() })
         .map_err(|error: PluginError| error.to_string())?;
     io::stdout().write_all(&precompile(&engine, &wasm)?).map_err(text)
 }

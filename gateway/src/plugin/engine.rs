@@ -9,14 +9,21 @@ use std::time::Duration;
 use wasmtime::{Config, Engine, EngineWeak};
 
 use super::{PluginError, PluginLimits};
+use crate::config::PluginEngine;
 
 /// How exact a deadline is.
 const TICK: Duration = Duration::from_millis(5);
+/// Pulley for the pointers of this machine.
+const INTERPRETER: &str = if cfg!(target_pointer_width = "64") { "pulley64" } else { "pulley32" };
 
 /// An engine whose compiled code answers equally on every CPU and offers no more of WebAssembly than Rust, C and QuickJS
-/// guests need.
+/// guests need. Without a choice, wasmtime interprets where it can make no machine code.
 pub(super) fn engine(limits: &PluginLimits) -> Result<Engine, PluginError> {
+    let failed = |error: wasmtime::Error| PluginError::Start(error.root_cause().to_string());
     let mut config = Config::new();
+    if limits.engine == PluginEngine::Pulley {
+        config.target(INTERPRETER).map_err(failed)?;
+    }
     config
         .epoch_interruption(true)
         .max_wasm_stack(limits.stack_bytes)
@@ -29,7 +36,12 @@ pub(super) fn engine(limits: &PluginLimits) -> Result<Engine, PluginError> {
         .wasm_custom_page_sizes(false)
         .cranelift_nan_canonicalization(true)
         .wasm_backtrace_max_frames(NonZeroUsize::new(16));
-    Engine::new(&config).map_err(|error| PluginError::Start(error.root_cause().to_string()))
+    let engine = Engine::new(&config).map_err(failed)?;
+    // To name the machine as a target would make code for the least of its kind.
+    if limits.engine == PluginEngine::Cranelift && engine.is_pulley() {
+        return Err(PluginError::Start("plugins.engine is cranelift, which has no backend for this machine".into()));
+    }
+    Ok(engine)
 }
 
 /// Advances the engine's epoch while calls run, and sleeps otherwise, so that an idle box is not woken.

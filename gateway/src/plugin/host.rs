@@ -53,7 +53,7 @@ pub(super) struct Host {
 impl Host {
     pub(super) fn new(lines: &Arc<Throttle>, instance: &Instance, limits: &PluginLimits) -> Self {
         Self {
-            limiter: Limiter::new(limits),
+            limiter: Limiter::new(limits, instance.plugin().0.is_script()),
             budget: Budget::of(Duration::ZERO),
             batch: None,
             lines: Arc::clone(lines),
@@ -96,8 +96,9 @@ pub(super) struct Limiter {
 }
 
 impl Limiter {
-    fn new(limits: &PluginLimits) -> Self {
-        let PluginLimits { memory_bytes, core_instances, .. } = *limits;
+    fn new(limits: &PluginLimits, is_script: bool) -> Self {
+        let PluginLimits { memory_bytes, script_memory_bytes, core_instances, .. } = *limits;
+        let memory_bytes = if is_script { script_memory_bytes } else { memory_bytes };
         Self { memory_bytes, memory_left: memory_bytes, instances: core_instances, denied: false }
     }
 

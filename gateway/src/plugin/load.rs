@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use tokio::sync::OnceCell;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
@@ -24,6 +25,9 @@ const MODULE: &[u8] = b"\0asm\x01\0\0\0";
 const PACKAGE: &str = "tidegate:plugin/";
 const VERSION: &str = "1.0.0";
 
+/// The component that runs scripts, in either world.
+pub(super) const SCRIPT_RUNNER: &[u8] = include_bytes!("../../../plugins/components/script-runner.wasm");
+
 /// The bytes of a component.
 pub(super) type Wasm = Cow<'static, [u8]>;
 
@@ -35,6 +39,8 @@ pub(super) struct Loader {
     cache: Cache,
     /// A compiler takes a core and much memory.
     compiling: Turns,
+    /// [`SCRIPT_RUNNER`], once a script was loaded.
+    script_runner: OnceCell<Component>,
     compiled: AtomicUsize,
 }
 
@@ -46,6 +52,7 @@ impl Loader {
             compiler: compiler.clone(),
             cache: Cache::open(cache),
             compiling: Turns::new(),
+            script_runner: OnceCell::new(),
             compiled: AtomicUsize::new(0),
         }
     }
@@ -60,20 +67,35 @@ impl Loader {
     pub(super) async fn load(self: &Arc<Self>, id: PluginId, wasm: Wasm) -> Result<Plugin, PluginError> {
         check_preamble(&wasm).map_err(|reason| unusable(&id, reason.to_owned()))?;
         let wasm = Arc::new(wasm);
-        let found = self.blocking(&id, &wasm, |loader, id, wasm| Ok(loader.find(id, wasm))).await?;
-        let component = match found {
-            Some(component) => component,
-            None => {
-                let turn = self.compiling.take(id.tenant.as_ref()).await;
-                let turn = turn.map_err(|fault| PluginError::Fault { plugin: id.clone(), fault })?;
-                self.blocking(&id, &wasm, move |loader, id, wasm| {
-                    let _turn = turn;
-                    loader.compile(id, wasm)
-                })
-                .await?
-            }
-        };
+        let component = self.component(&id, &wasm).await?;
         self.blocking(&id, &wasm, move |loader, id, wasm| loader.link(id, wasm, &component)).await
+    }
+
+    /// A script, for the script runner. Whether it is one is not known before it is configured.
+    pub(super) async fn load_script(
+        self: &Arc<Self>,
+        id: PluginId,
+        world: World,
+        text: &str,
+    ) -> Result<Plugin, PluginError> {
+        let runner = PluginId::built_in("script-runner");
+        let wasm = Arc::new(Wasm::Borrowed(SCRIPT_RUNNER));
+        let component = self.script_runner.get_or_try_init(|| self.component(&runner, &wasm)).await?;
+        Plugin::new(&self.engine, id, world, component, Some(text), self.limits.log_lines)
+            .map_err(|reason| unusable(&runner, reason))
+    }
+
+    async fn component(self: &Arc<Self>, id: &PluginId, wasm: &Arc<Wasm>) -> Result<Component, PluginError> {
+        if let Some(component) = self.blocking(id, wasm, |loader, id, wasm| Ok(loader.find(id, wasm))).await? {
+            return Ok(component);
+        }
+        let turn = self.compiling.take(id.tenant.as_ref()).await;
+        let turn = turn.map_err(|fault| PluginError::Fault { plugin: id.clone(), fault })?;
+        self.blocking(id, wasm, move |loader, id, wasm| {
+            let _turn = turn;
+            loader.compile(id, wasm)
+        })
+        .await
     }
 
     async fn blocking<T: Send + 'static>(
@@ -105,7 +127,7 @@ impl Loader {
     /// What can't be linked leaves nothing behind.
     fn link(&self, id: &PluginId, wasm: &[u8], component: &Component) -> Result<Plugin, String> {
         world(&self.engine, component)
-            .and_then(|world| Plugin::new(&self.engine, id.clone(), world, component, self.limits.log_lines))
+            .and_then(|world| Plugin::new(&self.engine, id.clone(), world, component, None, self.limits.log_lines))
             .inspect_err(|_| self.cache.forget(&cache::digest(wasm)))
     }
 

@@ -39,14 +39,19 @@ use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, WeakPlugin, World};
 use self::pool::Pool;
+use crate::config::PluginEngine;
 use crate::message::{Message, Tenant};
 
 /// What a plugin may use. At each limit the call ends in a [`Fault`], unless said otherwise.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PluginLimits {
+    /// What runs WebAssembly.
+    pub engine: PluginEngine,
     /// Bytes of linear memory that one instance may hold, all its memories together; more is [`Fault::Memory`].
     pub memory_bytes: usize,
+    /// The same for an instance that runs a script.
+    pub script_memory_bytes: usize,
     /// Bytes of stack that a call may use; more is [`Fault::Trap`].
     pub stack_bytes: usize,
     /// Milliseconds of processor time that a call may take, kept to within some 10 ms; more is [`Fault::Deadline`]. A failed batch
@@ -80,7 +85,9 @@ pub struct PluginLimits {
 impl Default for PluginLimits {
     fn default() -> Self {
         Self {
+            engine: PluginEngine::Auto,
             memory_bytes: 16 << 20,
+            script_memory_bytes: 32 << 20,
             stack_bytes: 256 << 10,
             call_ms: 100,
             output_bytes: 1 << 20,
@@ -152,12 +159,15 @@ pub fn built_ins() -> impl Iterator<Item = (&'static str, World)> {
     COMPONENTS.iter().map(|(name, world, _)| (*name, *world))
 }
 
+/// Bytes of a script.
+const SCRIPT_BYTES: usize = 256 << 10;
+
 /// What a plugin is made of.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
     /// A component of one of the worlds in `wit/plugin.wit`.
     Component(&'a [u8]),
-    /// The text of a JavaScript function.
+    /// The text of a JavaScript function, which the script runner compiles: `plugins/script-runner/runner.js` says what it may be.
     Script {
         /// What it is for.
         world: World,
@@ -443,7 +453,25 @@ impl Plugins {
                 unusable(format!("it is longer than {limit} bytes (plugins.max_bytes)"))
             }
             Source::Component(wasm) => self.0.loader.load(id, wasm.to_vec().into()).await,
-            Source::Script { .. } => unusable("this gateway runs no scripts".into()),
+            Source::Script { text, .. } if text.len() > SCRIPT_BYTES => {
+                unusable(format!("the script is longer than {SCRIPT_BYTES} bytes"))
+            }
+            Source::Script { world, text } => {
+                let plugin = self.0.loader.load_script(id, world, text).await?;
+                self.check_script(plugin).await
+            }
+        }
+    }
+
+    /// Has the script compiled, for which no settings are needed: what is wrong with it is told now, not when it is used.
+    async fn check_script(&self, plugin: Plugin) -> Result<Plugin, PluginError> {
+        let tenant = plugin.id().tenant.clone().unwrap_or_else(|| "edge".into());
+        match self.trial(&tenant, &plugin, "null", Vec::new()).await {
+            Ok(_) => Ok(plugin),
+            Err(PluginError::Settings(text)) => {
+                Err(PluginError::Component { plugin: plugin.id().clone(), reason: text.into() })
+            }
+            Err(error) => Err(error),
         }
     }
 
@@ -457,6 +485,7 @@ impl Plugins {
         for at in 0..COMPONENTS.len() {
             registered.extend(self.0.built_in_wasm(at).ok().map(|wasm| digest(&wasm)));
         }
+        registered.insert(digest(load::SCRIPT_RUNNER));
         self.0.loader.tidy(registered).await;
     }
 

@@ -1,10 +1,12 @@
 //! A plugin as it was loaded: who it is, what it is for, and its compiled code, ready to make instances of.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use metrics::{Counter, Histogram};
+use serde_json::json;
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Engine, Store};
 
@@ -57,6 +59,8 @@ impl WeakPlugin {
 pub(super) struct Loaded {
     id: PluginId,
     code: Code,
+    /// What its component is told to run.
+    script: Option<Box<str>>,
     /// Whether it can look at more than it is handed, or be heard of but by its answers.
     pub(super) imports: bool,
     pub(super) messages: Counter,
@@ -129,27 +133,28 @@ impl fmt::Display for PluginId {
 }
 
 impl Plugin {
-    /// Links a component to what its world offers; the error says what is missing on either side.
+    /// Links a component to what its world offers, that of the script runner if there is a `script`; the error says what is missing on either side.
     pub(super) fn new(
         engine: &Engine,
         id: PluginId,
         world: World,
         component: &Component,
+        script: Option<&str>,
         lines: u32,
     ) -> Result<Self, String> {
         let code = Code::new(engine, world, component).map_err(|error| format!("{error:#}"))?;
         let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
         let imports = component.component_type().imports(engine).any(|(name, _)| !is_types(name));
-        Ok(Self::with(id, code, imports, lines))
+        Ok(Self::with(id, code, script, imports, lines))
     }
 
     /// A plugin that could not be loaded. Whatever it is asked, it answers [`Fault::Unavailable`].
     #[must_use]
     pub fn unavailable(id: PluginId, world: World, reason: &str) -> Self {
-        Self::with(id, Code::None(world, reason.into()), false, 0)
+        Self::with(id, Code::None(world, reason.into()), None, false, 0)
     }
 
-    fn with(id: PluginId, code: Code, imports: bool, lines: u32) -> Self {
+    fn with(id: PluginId, code: Code, script: Option<&str>, imports: bool, lines: u32) -> Self {
         compilations(&id.name).increment(0);
         at_zero(|kind| faulted(&id.name, kind), &Fault::KINDS);
         Self(Arc::new(Loaded {
@@ -157,6 +162,7 @@ impl Plugin {
             seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => id.name.clone()),
             id,
             code,
+            script: script.map(Into::into),
             imports,
             faults: Throttle::new(1),
             lines: Arc::new(Throttle::new(lines)),
@@ -228,8 +234,26 @@ impl Loaded {
         }
     }
 
+    /// Whether its component is the script runner.
+    pub(super) fn is_script(&self) -> bool {
+        self.script.is_some()
+    }
+
+    /// Whether its code is interpreted, not compiled.
+    pub(super) fn is_interpreted(&self) -> bool {
+        match &self.code {
+            Code::Filter(pre) => pre.engine().is_pulley(),
+            Code::Transform(pre) => pre.engine().is_pulley(),
+            Code::None(..) => false,
+        }
+    }
+
     /// Instantiates and configures. The inner error is the guest's word on the settings.
     pub(super) fn configure(&self, store: &mut Store<Host>, settings: &str) -> wasmtime::Result<Result<Guest, String>> {
+        let settings = &*match &self.script {
+            Some(script) => Cow::Owned(json!({ "script": script, "settings": settings }).to_string()),
+            None => Cow::Borrowed(settings),
+        };
         Ok(match &self.code {
             Code::Filter(pre) => {
                 let filter = pre.instantiate(&mut *store)?;

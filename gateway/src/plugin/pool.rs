@@ -17,18 +17,34 @@ use super::engine::Clock;
 use super::host::{Batch, processor_time};
 use super::instance::{Live, Traits, Work};
 use super::turns::Turns;
-use super::{Fault, Instance, PluginError, PluginLimits, Trial};
+use super::{Fault, Instance, Plugin, PluginError, PluginLimits, Trial};
 use crate::message::Message;
 
 /// Host code needs its share of the stack besides the guest's: an overflow there would end the process.
 const HOST_STACK: usize = 2 << 20;
 /// The channels take their memory at once.
 const MAX_QUEUE: usize = 4096;
-/// One call gets no more messages, and no more bytes of bodies unless one message has them: it must fit into a guest.
-const CALL_MESSAGES: usize = 256;
-const CALL_BYTES: usize = 1 << 20;
 /// All tries of one call together take so many times as long as a call may.
 const TRIES: u32 = 4;
+
+/// One call gets no more messages, and no more bytes of bodies unless one message has them: it must fit into a guest and into
+/// the time of a call.
+struct Most {
+    messages: usize,
+    bytes: usize,
+}
+
+impl Most {
+    fn of(plugin: &Plugin) -> Self {
+        match &plugin.0 {
+            // Some twenty times slower.
+            plugin if plugin.is_interpreted() => Self { messages: 8, bytes: 32 << 10 },
+            // It may parse each body, at some 30 MB/s.
+            plugin if plugin.is_script() => Self { messages: 64, bytes: 256 << 10 },
+            _ => Self { messages: 256, bytes: 1 << 20 },
+        }
+    }
+}
 
 type Messages = Vec<Arc<Message>>;
 type Answers<W> = Vec<Result<<W as Work>::Answer, Fault>>;
@@ -270,7 +286,7 @@ impl Worker {
         let messages = Arc::new(messages);
         let mut live = self.live.pop(instance);
         let mut answers = Vec::new();
-        for batch in calls(&messages) {
+        for batch in calls(&messages, &Most::of(instance.plugin())) {
             answers.append(&mut self.shared.call::<W>(instance, &mut live, &batch));
         }
         if let Some(live) = live {
@@ -385,16 +401,16 @@ impl Shared {
 }
 
 /// Cuts a batch into calls.
-fn calls(messages: &Arc<Messages>) -> impl Iterator<Item = Batch> + use<'_> {
+fn calls<'a>(messages: &'a Arc<Messages>, most: &'a Most) -> impl Iterator<Item = Batch> + use<'a> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let rest = &messages[start..];
         let mut bytes = 0;
         let fits = |message: &&Arc<Message>| {
             bytes += message.body.len();
-            bytes <= CALL_BYTES
+            bytes <= most.bytes
         };
-        let count = rest.iter().take(CALL_MESSAGES).take_while(fits).count().max(1).min(rest.len());
+        let count = rest.iter().take(most.messages).take_while(fits).count().max(1).min(rest.len());
         let call = start..start + count;
         start += count;
         (!call.is_empty()).then(|| Batch::new(messages, call))

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
@@ -93,7 +94,10 @@ fn start_components() -> Plugins {
 
 #[tokio::test]
 async fn the_type_filter_judges_its_vectors() {
-    let plugins = start_components();
+    judge_vectors(&start_components()).await;
+}
+
+async fn judge_vectors(plugins: &Plugins) {
     let vectors = fs::read(plugins_dir().join("vectors/type-filter.json")).unwrap();
     let vectors: Vec<FilterVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
@@ -102,7 +106,7 @@ async fn the_type_filter_judges_its_vectors() {
             (Ok(instance), None) => {
                 let batch = messages.iter().map(|m| message(&m.r#type, "{}")).collect();
                 let expected: Vec<_> = messages.iter().map(|m| Ok(m.passes)).collect();
-                assert_eq!(judge(&plugins, &instance, batch).await, expected, "{name}");
+                assert_eq!(judge(plugins, &instance, batch).await, expected, "{name}");
             }
             (Err(PluginError::Settings(text)), Some(expected)) => {
                 assert_eq!(*text, *expected, "{name}");
@@ -131,7 +135,10 @@ struct ApiAndBodies {
 
 #[tokio::test]
 async fn fragments_to_copy_shapes_its_vectors() {
-    let plugins = start_components();
+    shape_vectors(&start_components()).await;
+}
+
+async fn shape_vectors(plugins: &Plugins) {
     let vectors = fs::read(plugins_dir().join("vectors/fragments-to-copy.json")).unwrap();
     let vectors: Vec<TransformVector> = serde_json::from_slice(&vectors).unwrap();
     assert!(!vectors.is_empty());
@@ -141,7 +148,7 @@ async fn fragments_to_copy_shapes_its_vectors() {
                 // The gateway has not met all the APIs that the plugin knows.
                 let known: Vec<_> = messages.into_iter().filter_map(|m| Some((api(&m.api)?, m))).collect();
                 let batch = known.iter().map(|(api, m)| with_api(*api, &m.body)).collect();
-                let answers = shape(&plugins, &instance, batch).await;
+                let answers = shape(plugins, &instance, batch).await;
                 assert_eq!(answers.len(), known.len());
                 for (answer, (_, m)) in answers.into_iter().zip(known) {
                     assert_eq!(answer, expected(&m), "{name}: {}", m.body);
@@ -683,4 +690,206 @@ fn a_guest_sees_the_running_batch_only() {
         host.write(log::Level::Info, "é".repeat(1000)).unwrap();
     }
     assert!(plugin.0.lines.pass(Instant::now()).is_none(), "the guest has used its lines up");
+}
+
+fn interpreted() -> PluginLimits {
+    PluginLimits { engine: PluginEngine::Pulley, ..PluginLimits::default() }
+}
+
+#[tokio::test]
+async fn the_interpreter_answers_the_same() {
+    let plugins = start(&interpreted());
+    judge_vectors(&plugins).await;
+    shape_vectors(&plugins).await;
+    let looping = start_with(&PluginLimits { call_ms: 50, ..interpreted() }, FILTER, "loop");
+    let filter = instance(&looping, FILTER, "").await;
+    assert_eq!(judge(&looping, &filter, messages(2)).await, vec![Err(Fault::Deadline); 2]);
+    let script = script(&plugins, World::Filter, "(message) => message.body.n > 1").await.unwrap();
+    let filter = configure(&plugins, &script, "null").await;
+    let batch = (0..20).map(|n| message("", &format!(r#"{{"n":{n}}}"#))).collect();
+    let expected: Vec<_> = (0..20).map(|n| Ok(n > 1)).collect();
+    assert_eq!(judge(&plugins, &filter, batch).await, expected, "over several calls");
+}
+
+#[test]
+fn machine_code_and_that_of_the_interpreter_are_kept_apart() {
+    let dir = TempDir::new().unwrap();
+    let compiled = |engine| {
+        let limits = PluginLimits { engine, ..quick() };
+        Plugins::start(&limits, &Compiler::Here, dir.path(), None).unwrap().compiled()
+    };
+    let [pulley, cranelift] = [PluginEngine::Pulley, PluginEngine::Cranelift];
+    assert_eq!([pulley, cranelift, pulley, cranelift, PluginEngine::Auto].map(compiled), [2, 2, 0, 0, 0]);
+}
+
+async fn script(plugins: &Plugins, world: World, text: &str) -> Result<Plugin, String> {
+    // Each is a plugin of its own.
+    static VERSION: AtomicU32 = AtomicU32::new(1);
+    let id = PluginId { version: VERSION.fetch_add(1, Relaxed), ..id("script") };
+    match plugins.load(id.clone(), Source::Script { world, text }).await {
+        Ok(plugin) => Ok(plugin),
+        Err(PluginError::Component { plugin, reason }) if plugin == id => Err(reason),
+        Err(other) => panic!("{other:?}"),
+    }
+}
+
+async fn configure(plugins: &Plugins, plugin: &Plugin, settings: &str) -> Instance {
+    plugins.configure(&"t1".into(), plugin, settings, 1).await.unwrap()
+}
+
+/// What a filter script says to one message with this body, of type `t`.
+async fn verdict(plugins: &Plugins, text: &str, settings: &str, body: &str) -> Result<bool, Fault> {
+    let script = script(plugins, World::Filter, text).await.unwrap();
+    let filter = configure(plugins, &script, settings).await;
+    judge(plugins, &filter, vec![message("t", body)]).await.remove(0)
+}
+
+#[tokio::test]
+async fn scripts_are_written_as_people_write_functions() {
+    let plugins = start(&PluginLimits::default());
+    for text in [
+        "(message, settings) => message.body.n > settings.limit",
+        "(message, settings) => message.body.n > settings.limit;\n",
+        "function (message, settings) {\n  return message.body.n > settings.limit;\n}",
+        "// too warm?\nfunction tooWarm({ body }, { limit }) { return body.n > limit } // done",
+        "export default (message, settings) => message.body.n > settings.limit;",
+        "const over = (n, limit) => n > limit;\nexport default function (m, s) { return over(m.body.n, s.limit) }\n",
+    ] {
+        for (n, passes) in [(5, true), (3, false)] {
+            let said = verdict(&plugins, text, r#"{"limit":4}"#, &format!(r#"{{"n":{n}}}"#)).await;
+            assert_eq!(said, Ok(passes), "{text}");
+        }
+    }
+    let sees = "({ api, source, type, action, time }) =>
+        [api, source, type, action, time].join() === 'measurements,17,t,CREATE,2026-11-30T00:00:00Z'";
+    assert_eq!(verdict(&plugins, sees, "null", "{}").await, Ok(true));
+    for (truthy, passes) in [("1", true), ("'a'", true), ("{}", true), ("0", false), ("null", false), ("''", false)] {
+        assert_eq!(verdict(&plugins, &format!("() => ({truthy})"), "null", "{}").await, Ok(passes), "{truthy}");
+    }
+    assert_eq!(verdict(&plugins, "(m) => { m.type }", "null", "{}").await, Ok(false), "nothing is no");
+    let unread = "(m) => m.type === 't'";
+    assert_eq!(verdict(&plugins, unread, "null", "no JSON").await, Ok(true), "a body that is not read is not parsed");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_script_is_said_with_its_place() {
+    let plugins = start(&PluginLimits::default());
+    for (text, said) in [
+        ("(m) => m.a ==== 3", "SyntaxError: unexpected token in expression: '=' (line 1, column 15)"),
+        ("(m) =>\n  m.a ==== 3", "SyntaxError: unexpected token in expression: '=' (line 2, column 10)"),
+        (
+            "\nexport default (m) =>\n  m.a ==== 3",
+            "SyntaxError: unexpected token in expression: '=' (line 3, column 10)",
+        ),
+        ("(m) => {", "SyntaxError: the script ends too early"),
+        (
+            "const limit = 3;\n(m) => m.body.n > limit",
+            "SyntaxError: unexpected token in expression: 'const' (line 1, column 1); write",
+        ),
+        ("", "the script is empty"),
+        ("3", "the script is no function"),
+        ("async (m) => true", "the function must be an ordinary one"),
+        ("export const a = 1", "SyntaxError"),
+        ("const b = null.c;\nexport default () => b", "TypeError: cannot read property 'c' of null (line 1, column 1)"),
+        (&format!("() => '{}'", "x".repeat(SCRIPT_BYTES)), "the script is longer than 262144 bytes"),
+    ] {
+        let reason = script(&plugins, World::Filter, text).await.unwrap_err();
+        assert!(reason.starts_with(said), "{text:.60}: {reason}");
+    }
+}
+
+#[tokio::test]
+async fn an_exception_is_a_fault_of_its_message_alone() {
+    let plugins = start(&PluginLimits::default());
+    let text = "let calls = 0;\nexport default (m) => {\n  calls += 1;\n  return m.body.a.b === calls;\n}";
+    let script = script(&plugins, World::Filter, text).await.unwrap();
+    let filter = configure(&plugins, &script, "null").await;
+    let batch = [r#"{"a":{"b":1}}"#, "{}", r#"{"a":{"b":3}}"#, "no JSON"].map(|body| message("", body)).to_vec();
+    let answers = judge(&plugins, &filter, batch).await;
+    let fault = |text: &str| Err(Fault::Refused(text.into()));
+    // The count shows that the instance has lived on.
+    assert_eq!(answers[..2], [Ok(true), fault("TypeError: cannot read property 'b' of undefined (line 4, column 10)")]);
+    assert_eq!(answers[2], Ok(true));
+    assert!(matches!(&answers[3], Err(Fault::Refused(text)) if text.starts_with("SyntaxError")), "{answers:?}");
+}
+
+#[tokio::test]
+async fn what_a_sandbox_lacks_harms_no_script() {
+    let plugins = start(&PluginLimits::default());
+    for text in [
+        "() => { console.log('a', {}, null, undefined, 1n, new Error('e')); console.error(); return true }",
+        "() => Date.now() === Date.parse('2026-11-30T00:00:00Z') && new Date().getFullYear() === 2026",
+        "() => new Date(0).getTime() === 0 && new Date() instanceof Date && typeof Date() === 'string'",
+        "() => Math.random() < 1",
+        "() => console.log('\\ud800') === undefined",
+    ] {
+        assert_eq!(verdict(&plugins, text, "null", "{}").await, Ok(true), "{text}");
+    }
+    let half = verdict(&plugins, "() => { throw new Error('\\ud800') }", "null", "{}").await;
+    assert_eq!(half, Err(Fault::Refused("Error: \u{fffd} (line 1, column 19)".into())));
+    let recursion = verdict(&plugins, "() => { const f = () => 1 + f(); return f() }", "null", "{}").await;
+    assert!(matches!(recursion, Err(Fault::Trap(_))), "{recursion:?}");
+    let greedy = "() => { const held = []; for (;;) held.push(new Array(1000).fill(0)) }";
+    assert_eq!(verdict(&plugins, greedy, "null", "{}").await, Err(Fault::Memory));
+    assert_eq!(verdict(&plugins, "() => { for (;;); }", "null", "{}").await, Err(Fault::Deadline));
+}
+
+#[tokio::test]
+async fn scripts_have_a_limit_of_their_own_on_memory() {
+    // Some 12 MB.
+    let holds =
+        "() => { const held = []; for (let n = 0; n < 1500; n++) held.push(new Array(1000).fill(0)); return true }";
+    let tight = PluginLimits { script_memory_bytes: 8 << 20, call_ms: 2000, ..PluginLimits::default() };
+    assert_eq!(verdict(&start(&tight), holds, "null", "{}").await, Err(Fault::Memory));
+    let roomy = PluginLimits { memory_bytes: 1 << 20, call_ms: 2000, ..PluginLimits::default() };
+    assert_eq!(verdict(&start(&roomy), holds, "null", "{}").await, Ok(true));
+}
+
+#[tokio::test]
+async fn a_script_with_a_third_parameter_keeps_state_for_each_source() {
+    let plugins = start(&PluginLimits::default());
+    let text = "(m, settings, state) => (state.n = (state.n ?? 0) + 1) % settings.every === 1";
+    let script = script(&plugins, World::Filter, text).await.unwrap();
+    let of = |source: &str| {
+        let Message { tenant, api, action, kind, time, body, .. } = (*message("t", "{}")).clone();
+        Arc::new(Message { tenant, api, action, kind, time, body, source: source.into() })
+    };
+    let batch = || ["1", "2", "1", "1", "2"].map(of).to_vec();
+    let first = plugins.configure(&"t1".into(), &script, r#"{"every":2}"#, 1).await.unwrap();
+    assert_eq!(judge(&plugins, &first, batch()).await, [true, true, false, true, false].map(Ok));
+    let second = plugins.configure(&"t1".into(), &script, r#"{"every":2}"#, 2).await.unwrap();
+    assert_eq!(
+        judge(&plugins, &second, batch()).await,
+        [true, true, false, true, false].map(Ok),
+        "another subscription"
+    );
+    assert_eq!(judge(&plugins, &first, vec![of("1"), of("2")]).await, [false, true].map(Ok), "goes on");
+    // The source that was not seen for longest is forgotten when there are more than 10,000.
+    let crowd = (0..10_000).map(|n| of(&format!("crowd {n}"))).collect();
+    judge(&plugins, &first, crowd).await;
+    assert_eq!(judge(&plugins, &first, vec![of("1")]).await, [Ok(true)], "from the start");
+}
+
+#[tokio::test]
+async fn a_script_reshapes_bodies() {
+    let plugins = start(&PluginLimits::default());
+    for (text, expected) in [
+        ("(m) => ({ celsius: m.body.f - 32 })", Ok(r#"{"celsius":68}"#)),
+        ("(m) => { m.body.g = 'ä'; return m.body }", Ok(r#"{"f":100,"g":"ä"}"#)),
+        ("(m) => { m.body.g = 1; return m }", Ok(r#"{"f":100,"g":1}"#)),
+        ("(m) => m", Ok(r#"{"f": 100}"#)),
+        ("(m) => 'F,' + m.body.f", Ok("F,100")),
+        ("() => new Uint8Array([65, 66])", Ok("AB")),
+        ("() => '\\ud800'", Ok("\u{fffd}")),
+        ("(m) => { m.body.f }", Err(Fault::Refused("TypeError: the function returned nothing".into()))),
+    ] {
+        let script = script(&plugins, World::Transform, text).await.unwrap();
+        let transform = configure(&plugins, &script, "null").await;
+        let shaped = shape(&plugins, &transform, vec![message("t", r#"{"f": 100}"#)]).await.remove(0);
+        assert_eq!(shaped, expected.map(|body| Bytes::from(body.to_owned())), "{text}");
+    }
+    let function = script(&plugins, World::Transform, "(m) => () => m").await.unwrap();
+    let transform = configure(&plugins, &function, "null").await;
+    let shaped = shape(&plugins, &transform, messages(1)).await.remove(0);
+    assert_eq!(shaped, Err(Fault::Refused("TypeError: the function returned function".into())));
 }
