@@ -151,8 +151,16 @@ macro_rules! component {
 }
 
 /// The components in the program by name: those of [`BuiltIn`] in its order, then those that are loaded when they are first named.
-const COMPONENTS: [(&str, World, &[u8]); 2] =
-    [component!("type-filter", Filter), component!("fragments-to-copy", Transform)];
+const COMPONENTS: [(&str, World, &[u8]); 8] = [
+    component!("type-filter", Filter),
+    component!("fragments-to-copy", Transform),
+    component!("threshold", Filter),
+    component!("deadband", Filter),
+    component!("rate-limit", Filter),
+    component!("sampling", Filter),
+    component!("geofence", Filter),
+    component!("unit-conversion", Transform),
+];
 
 /// Names and worlds of the built-in plugins.
 pub fn built_ins() -> impl Iterator<Item = (&'static str, World)> {
