@@ -27,6 +27,7 @@ mod plugins;
 mod push;
 mod quota;
 mod registry;
+mod scaffold;
 mod shaping;
 mod shared;
 mod slow;

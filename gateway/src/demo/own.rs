@@ -74,7 +74,7 @@ impl OwnGateway {
         }
         let addresses: Value = serde_json::from_slice(&fs::read(&ready)?)?;
         let address = addresses["http"].as_str().context("the ready file names no address")?;
-        let gateway = ClientArgs { url: format!("http://{address}"), user: "edge/admin".to_owned(), ca: None };
+        let gateway = ClientArgs { url: format!("http://{address}"), user: Some("edge/admin".to_owned()), ca: None };
         Ok(Client::new(&gateway, &self.password)?)
     }
 

@@ -20,7 +20,7 @@ use crate::message::Tenant;
 use crate::telemetry::{Throttle, at_zero};
 
 /// What a plugin does: its world in `wit/plugin.wit`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum World {
     /// Decides which messages pass.
     Filter,
