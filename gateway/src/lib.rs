@@ -10,6 +10,7 @@
 //! - [`dispatch`]: the lower half. [`consumer`] says what comes next, [`deliver`] carries it out; [`push`] keeps the consumers that
 //!   are called rather than call, over [`outbound`] connections.
 //! - [`retention`] deletes what is too old, or whose managed object is gone.
+//! - [`quarantine`] writes down which plugins are asked no more.
 //! - [`removal`] deletes what is left of tenants that were removed.
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
@@ -46,6 +47,7 @@ pub mod pipeline;
 pub mod platform;
 pub mod plugin;
 pub mod push;
+pub mod quarantine;
 pub mod registry;
 pub mod removal;
 pub mod retention;

@@ -402,6 +402,7 @@ impl Registry {
         for Version { name, version, digest, .. } in versions {
             let id = PluginId { tenant: Some(tenant.clone()), name: name.as_str().into(), version: *version };
             self.memory().remove(&id);
+            self.plugins.quarantine().lift(tenant, &id);
             self.forget(digest).await?;
         }
         Ok(())

@@ -32,6 +32,7 @@ use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{PluginLimits, Plugins};
 use crate::push::Pushes;
+use crate::quarantine;
 use crate::registry::{Registry, RegistryLimits};
 use crate::removal::Removal;
 use crate::retention::Retention;
@@ -269,6 +270,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let sources = Arc::new(inventory::load(&readers).await?);
     let ids = ObjectIds::load(&readers).await?;
     let plugins = plugins.await??;
+    quarantine::load(&readers, &plugins).await?;
     let index = Arc::new(Index::default());
     let subscriptions = index.clone();
     topics.listen_to(move |topic| subscriptions.asks_for_gaps(topic));
@@ -289,6 +291,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let stopping = CancellationToken::new();
     let retention = Retention::new(&config.retention, readers.clone(), writer.clone(), clock.clone());
     tokio::spawn(retention.run(stopping.clone()));
+    tokio::spawn(quarantine::keep(plugins.clone(), writer.clone(), stopping.clone()));
     let removal = Removal {
         store: readers.clone(),
         writer: writer.clone(),
@@ -369,6 +372,8 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
             component_bytes: settings.max_bytes,
             compile_seconds: settings.compile_seconds,
             compile_bytes: settings.compile_bytes,
+            quarantine_faults: settings.quarantine_faults,
+            quarantine_seconds: settings.quarantine_seconds,
             ..PluginLimits::default()
         };
         if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {

@@ -6,6 +6,7 @@ use metrics::{counter, gauge};
 
 use super::{App, operator};
 use crate::backlog::{ConsumerFigures, TopicFigures, TopicKey};
+use crate::plugin::{Fault, Plugins};
 use crate::store::Size;
 use crate::telemetry::label;
 
@@ -15,7 +16,7 @@ type Labels = Vec<(&'static str, String)>;
 pub(super) fn observe(app: &App, size: Option<&Size>) {
     gauge!("tidegate_ready").set(if operator::trouble(app).is_none() { 1.0 } else { 0.0 });
     gauge!("tidegate_writer_queue_commands").set(app.writer.waiting() as f64);
-    gauge!("tidegate_plugin_instances").set(app.plugins.live_instances() as f64);
+    observe_plugins(&app.plugins);
     for (tenant, requests) in app.pipeline.waiting() {
         gauge!("tidegate_admission_queue_requests", "tenant" => label(tenant.as_str())).set(requests as f64);
     }
@@ -29,6 +30,28 @@ pub(super) fn observe(app: &App, size: Option<&Size>) {
         }
     }
     observe_backlogs(&app.topics.figures(None), app.config.metrics.topics, app.config.metrics.consumers);
+}
+
+/// A built-in plugin has its series for all tenants together; those of an uploaded one go with it.
+fn observe_plugins(plugins: &Plugins) {
+    gauge!("tidegate_plugin_instances").set(plugins.live_instances() as f64);
+    gauge!("tidegate_plugin_quarantined").set(plugins.quarantine().list(None).len() as f64);
+    for (plugin, usage) in plugins.usages() {
+        let mut labels = vec![("plugin", label(&plugin.name))];
+        if let Some(tenant) = &plugin.tenant {
+            labels.extend([("tenant", label(tenant.as_str())), ("version", plugin.version.to_string())]);
+        }
+        counter!("tidegate_plugin_calls_total", &labels).absolute(usage.calls);
+        counter!("tidegate_plugin_messages_total", &labels).absolute(usage.messages);
+        counter!("tidegate_plugin_messages_dropped_total", &labels).absolute(usage.dropped);
+        let microseconds = u64::try_from(usage.processor_time.as_micros()).unwrap_or(u64::MAX);
+        counter!("tidegate_plugin_processor_microseconds_total", &labels).absolute(microseconds);
+        gauge!("tidegate_plugin_memory_bytes", &labels).set(usage.memory_bytes as f64);
+        for (kind, faults) in Fault::KINDS.into_iter().zip(usage.faults) {
+            let labels = [&labels[..], &[("kind", kind.to_owned())]].concat();
+            counter!("tidegate_plugin_faults_total", &labels).absolute(faults);
+        }
+    }
 }
 
 /// At most so many topics and consumers have series of their own: those with the most bytes.

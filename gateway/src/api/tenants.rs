@@ -104,6 +104,9 @@ pub(super) async fn delete(
     for route in app.index.list(&tenant, |_| true) {
         app.index.remove(&tenant, route.subscription.id);
     }
+    for (_, plugin, _) in app.plugins.quarantine().list(Some(&tenant)) {
+        app.plugins.quarantine().lift(&tenant, &plugin);
+    }
     app.pipeline.remove(&tenant);
     Ok(StatusCode::NO_CONTENT.into_response())
 }

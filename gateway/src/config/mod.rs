@@ -267,6 +267,10 @@ pub struct Plugins {
     pub tenant_bytes: u64,
     /// Longest pause in seconds between two attempts at messages that a plugin failed on.
     pub retry_seconds: u64,
+    /// Failed calls within `quarantine_seconds` after which a plugin is asked no more.
+    pub quarantine_faults: u32,
+    /// Seconds in which they are counted.
+    pub quarantine_seconds: u64,
 }
 
 /// What runs WebAssembly.
@@ -464,6 +468,8 @@ impl Default for Plugins {
             versions_per_tenant: 200,
             tenant_bytes: 64 * MIB as u64,
             retry_seconds: 300,
+            quarantine_faults: 20,
+            quarantine_seconds: 60,
         }
     }
 }

@@ -7,7 +7,6 @@
 use std::io::{self, Read as _, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::Counter;
@@ -17,7 +16,7 @@ use nix::sys::signal::Signal;
 use wasmtime::Engine;
 
 use super::engine::engine;
-use super::{PluginError, PluginLimits};
+use super::{PluginError, PluginId, PluginLimits};
 use crate::config::PluginEngine;
 
 /// Name of the hidden command that compiles.
@@ -60,7 +59,7 @@ impl Compiler {
         &self,
         engine: &Engine,
         limits: &PluginLimits,
-        plugin: &Arc<str>,
+        plugin: &PluginId,
         wasm: &[u8],
     ) -> Result<Vec<u8>, String> {
         let started = Instant::now();
@@ -68,14 +67,14 @@ impl Compiler {
             Self::Here => precompile(engine, wasm),
             Self::Child(program) => in_child(program, limits, wasm),
         }?;
-        compilations(plugin).increment(1);
+        compilations(plugin.family()).increment(1);
         tracing::info!(%plugin, milliseconds = started.elapsed().as_millis(), "plugin compiled");
         Ok(code)
     }
 }
 
-pub(super) fn compilations(plugin: &Arc<str>) -> Counter {
-    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin.clone())
+pub(super) fn compilations(plugin: &str) -> Counter {
+    metrics::counter!("tidegate_plugin_compilations_total", "plugin" => plugin.to_owned())
 }
 
 fn precompile(engine: &Engine, wasm: &[u8]) -> Result<Vec<u8>, String> {

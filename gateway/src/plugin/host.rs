@@ -9,8 +9,8 @@ use wasmtime::{ResourceLimiter, Result};
 
 use super::bindings::filter::tidegate::plugin::{body_access, log, types};
 use super::pointer::{self, Found};
-use super::{Instance, PluginLimits};
-use crate::message::Message;
+use super::{Instance, PluginId, PluginLimits};
+use crate::message::{Message, Tenant};
 use crate::telemetry::Throttle;
 
 /// Bytes of a guest's text that reach a user or the log.
@@ -47,7 +47,9 @@ pub(super) struct Host {
     /// There while a call runs.
     pub(super) batch: Option<Batch>,
     lines: Arc<Throttle>,
-    instance: Instance,
+    // Not the instance itself, so that it is seen when nobody else has that.
+    plugin: PluginId,
+    tenant: Tenant,
 }
 
 impl Host {
@@ -57,7 +59,8 @@ impl Host {
             budget: Budget::of(Duration::ZERO),
             batch: None,
             lines: Arc::clone(lines),
-            instance: instance.clone(),
+            plugin: instance.plugin().id().clone(),
+            tenant: instance.tenant().clone(),
         }
     }
 }
@@ -161,7 +164,7 @@ impl log::Host for Host {
         let Some(suppressed) = self.lines.pass(Instant::now()) else {
             return Ok(());
         };
-        let (plugin, tenant, text) = (self.instance.plugin().id(), self.instance.tenant(), cut(&text));
+        let (plugin, tenant, text) = (&self.plugin, &self.tenant, cut(&text));
         // Debug form: a guest's text must not forge lines.
         match level {
             log::Level::Debug => tracing::debug!(%plugin, %tenant, ?text, suppressed, "plugin"),

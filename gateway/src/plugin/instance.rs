@@ -153,6 +153,9 @@ pub(super) trait Work: 'static {
     /// What is answered for each message.
     type Answer: Into<Verdict> + Send + 'static;
 
+    /// Whether the answer is that the message is not passed on.
+    fn is_drop(answer: &Self::Answer) -> bool;
+
     /// An outer error leaves the instance dead.
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Self::Answer, Fault>>, Fault>;
 }
@@ -162,6 +165,10 @@ pub(super) struct Judge;
 
 impl Work for Judge {
     type Answer = bool;
+
+    fn is_drop(passes: &bool) -> bool {
+        !passes
+    }
 
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<bool, Fault>>, Fault> {
         let Guest::Filter(filter, interest) = &live.guest else {
@@ -193,6 +200,10 @@ pub(super) struct Shape;
 
 impl Work for Shape {
     type Answer = Bytes;
+
+    fn is_drop(_: &Bytes) -> bool {
+        false
+    }
 
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
         let Guest::Transform(transform, interest) = &live.guest else {

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::OnceCell;
 use wasmtime::Engine;
@@ -12,7 +12,7 @@ use wasmtime::component::Component;
 
 use super::cache::{self, Cache};
 use super::compiler::Compiler;
-use super::module::{Plugin, PluginId, World};
+use super::module::{Loaded, Plugin, PluginId, World};
 use super::turns::Turns;
 use super::{Fault, PluginError, PluginLimits};
 
@@ -42,6 +42,7 @@ pub(super) struct Loader {
     /// [`SCRIPT_RUNNER`], once a script was loaded.
     script_runner: OnceCell<Component>,
     compiled: AtomicUsize,
+    loaded: Mutex<Vec<Weak<Loaded>>>,
 }
 
 impl Loader {
@@ -54,6 +55,7 @@ impl Loader {
             compiling: Turns::new(),
             script_runner: OnceCell::new(),
             compiled: AtomicUsize::new(0),
+            loaded: Mutex::default(),
         }
     }
 
@@ -82,6 +84,7 @@ impl Loader {
         let wasm = Arc::new(Wasm::Borrowed(SCRIPT_RUNNER));
         let component = self.script_runner.get_or_try_init(|| self.component(&runner, &wasm)).await?;
         Plugin::new(&self.engine, id, world, component, Some(text), self.limits.log_lines)
+            .inspect(|plugin| self.note(plugin))
             .map_err(|reason| unusable(&runner, reason))
     }
 
@@ -119,7 +122,7 @@ impl Loader {
     }
 
     fn compile(&self, id: &PluginId, wasm: &[u8]) -> Result<Component, String> {
-        let code = self.compiler.compile(&self.engine, &self.limits, &id.name, wasm)?;
+        let code = self.compiler.compile(&self.engine, &self.limits, id, wasm)?;
         self.compiled.fetch_add(1, Relaxed);
         self.cache.keep(&self.engine, wasm, &code).map_err(|error| format!("{error:#}"))
     }
@@ -128,7 +131,20 @@ impl Loader {
     fn link(&self, id: &PluginId, wasm: &[u8], component: &Component) -> Result<Plugin, String> {
         world(&self.engine, component)
             .and_then(|world| Plugin::new(&self.engine, id.clone(), world, component, None, self.limits.log_lines))
+            .inspect(|plugin| self.note(plugin))
             .inspect_err(|_| self.cache.forget(&cache::digest(wasm)))
+    }
+
+    fn note(&self, plugin: &Plugin) {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.retain(|plugin| plugin.strong_count() > 0);
+        loaded.push(Arc::downgrade(&plugin.0));
+    }
+
+    /// The plugins that somebody has.
+    pub(super) fn loaded(&self) -> Vec<Plugin> {
+        let loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        loaded.iter().filter_map(Weak::upgrade).map(Plugin).collect()
     }
 
     /// Deletes the compiled code of the component with this digest.

@@ -35,6 +35,16 @@ impl Memory {
         messages.iter().map(|message| verdict(known, message).map(Ok)).collect()
     }
 
+    /// Forgets the instances that nobody else has, so that it keeps no deleted plugin.
+    pub(super) fn tidy(&self) {
+        let mut memory = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let unused = memory.iter().filter(|(instance, _)| Arc::strong_count(&instance.0) == 1);
+        let unused: Vec<Instance> = unused.map(|(instance, _)| instance.clone()).collect();
+        for instance in unused {
+            memory.pop(&instance);
+        }
+    }
+
     /// Takes what `instance` has said of the messages, unless more than their kind decides.
     pub(super) fn keep(&self, instance: &Instance, messages: &[Arc<Message>], verdicts: &[Result<bool, Fault>]) {
         if !instance.0.kind_decides {

@@ -10,14 +10,17 @@ pub mod compiler;
 mod engine;
 mod host;
 mod instance;
+mod lives;
 mod load;
 mod memory;
 mod module;
 mod pointer;
 mod pool;
+mod quarantine;
 #[cfg(test)]
 mod tests;
 mod turns;
+mod usage;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -39,6 +42,9 @@ use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, WeakPlugin, World};
 use self::pool::Pool;
+pub use self::quarantine::{Quarantine, QuarantineChange, Quarantined};
+use self::usage::Account;
+pub use self::usage::Usage;
 use crate::config::PluginEngine;
 use crate::message::{Message, Tenant};
 
@@ -71,6 +77,11 @@ pub struct PluginLimits {
     pub compile_seconds: u64,
     /// Bytes of memory that the compiler may use; more is [`PluginError::Component`].
     pub compile_bytes: u64,
+    /// Failed calls of one version in one tenant within `quarantine_seconds` after which it is asked no more; then its messages are
+    /// answered with [`Fault::Quarantined`].
+    pub quarantine_faults: u32,
+    /// See `quarantine_faults`.
+    pub quarantine_seconds: u64,
     /// Live instances in the process, about 100 KiB each; at the limit the least recently used one is dropped, to be made
     /// anew when it is needed.
     pub instances: usize,
@@ -97,6 +108,8 @@ impl Default for PluginLimits {
             component_bytes: 4 << 20,
             compile_seconds: 60,
             compile_bytes: 1 << 30,
+            quarantine_faults: 20,
+            quarantine_seconds: 60,
             instances: 256,
             idle_seconds: 60,
             queue: 64,
@@ -197,6 +210,8 @@ struct Key {
     settings: Box<str>,
     /// The subscription that it belongs to, if it keeps state.
     owner: Option<u64>,
+    /// What the tenant has used of the plugin.
+    account: Arc<Account>,
     /// Whether API, action and type of a message decide over the verdict.
     kind_decides: bool,
 }
@@ -220,9 +235,9 @@ impl Instance {
         &self.0.settings
     }
 
-    /// What it answers without being asked, if so.
-    fn blocked(&self) -> Option<Fault> {
-        self.0.plugin.blocked()
+    /// Whether it keeps something for each source.
+    fn keeps_state(&self) -> bool {
+        self.0.owner.is_some()
     }
 }
 
@@ -234,6 +249,7 @@ impl Key {
             plugin: plugin.clone(),
             settings: settings.into(),
             owner,
+            account: plugin.0.account(tenant),
             kind_decides: false,
         }
     }
@@ -557,8 +573,11 @@ impl Plugins {
     pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
         let memory = &self.0.memory;
         let recall = |(instance, messages): &(Instance, Vec<Arc<Message>>)| {
-            let known = instance.blocked().is_none().then(|| memory.recall(instance, messages)).flatten();
-            known.inspect(|known| Pool::count(instance, known.len()))
+            let known = self.0.pool.blocked(instance).is_none().then(|| memory.recall(instance, messages)).flatten();
+            known.inspect(|known| {
+                let dropped = known.iter().filter(|verdict| **verdict == Ok(false)).count();
+                instance.0.account.judged(known.len(), dropped);
+            })
         };
         let known: Vec<_> = batches.iter().map(recall).collect();
         let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());
@@ -576,6 +595,30 @@ impl Plugins {
     /// The instances must be of transforms.
     pub async fn shape(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<Bytes, Fault>>> {
         self.0.pool.run::<Shape>(batches).await
+    }
+
+    /// The plugins that are asked no more, since they have failed too often.
+    #[must_use]
+    pub fn quarantine(&self) -> &Quarantine {
+        self.0.pool.quarantine()
+    }
+
+    /// What the tenant has used of a plugin since that was loaded; nothing if it is not.
+    #[must_use]
+    pub fn usage(&self, tenant: &Tenant, plugin: &PluginId) -> Usage {
+        let loaded = self.0.loader.loaded();
+        loaded
+            .iter()
+            .find(|loaded| loaded.id() == plugin)
+            .map(|plugin| plugin.0.usage(Some(tenant)))
+            .unwrap_or_default()
+    }
+
+    /// What all tenants together have used of each loaded plugin.
+    #[must_use]
+    pub fn usages(&self) -> Vec<(PluginId, Usage)> {
+        self.0.memory.tidy();
+        self.0.loader.loaded().iter().map(|plugin| (plugin.id().clone(), plugin.0.usage(None))).collect()
     }
 
     /// Ends the threads after the calls that they are at; what is not judged by then is answered with [`Fault::Stopped`].

@@ -1,11 +1,12 @@
 //! A plugin as it was loaded: who it is, what it is for, and its compiled code, ready to make instances of.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use metrics::{Counter, Histogram};
+use metrics::Histogram;
 use serde_json::json;
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Engine, Store};
@@ -16,8 +17,9 @@ use super::bindings::transform::{Transform, TransformPre};
 use super::compiler::compilations;
 use super::host::Host;
 use super::instance::Guest;
+use super::usage::{Account, Usage};
 use crate::message::Tenant;
-use crate::telemetry::{Throttle, at_zero};
+use crate::telemetry::Throttle;
 
 /// What a plugin does: its world in `wit/plugin.wit`.
 #[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -63,7 +65,8 @@ pub(super) struct Loaded {
     script: Option<Box<str>>,
     /// Whether it can look at more than it is handed, or be heard of but by its answers.
     pub(super) imports: bool,
-    pub(super) messages: Counter,
+    /// By who uses it: one if it is uploaded, each tenant if it is built in.
+    accounts: Mutex<HashMap<Tenant, Arc<Account>>>,
     /// Of a batch, tries included.
     pub(super) seconds: Histogram,
     /// Keeps faults from flooding the log.
@@ -121,6 +124,11 @@ impl PluginId {
     pub(super) fn built_in(name: &str) -> Self {
         Self { tenant: None, name: name.into(), version: 1 }
     }
+
+    /// Its name in metrics that stay when it is deleted: uploaded ones have one for all.
+    pub(super) fn family(&self) -> &str {
+        if self.tenant.is_some() { "uploaded" } else { &self.name }
+    }
 }
 
 impl fmt::Display for PluginId {
@@ -155,11 +163,10 @@ impl Plugin {
     }
 
     fn with(id: PluginId, code: Code, script: Option<&str>, imports: bool, lines: u32) -> Self {
-        compilations(&id.name).increment(0);
-        at_zero(|kind| faulted(&id.name, kind), &Fault::KINDS);
+        compilations(id.family()).increment(0);
         Self(Arc::new(Loaded {
-            messages: metrics::counter!("tidegate_plugin_messages_total", "plugin" => id.name.clone()),
-            seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => id.name.clone()),
+            accounts: Mutex::default(),
+            seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => id.family().to_owned()),
             id,
             code,
             script: script.map(Into::into),
@@ -269,14 +276,20 @@ impl Loaded {
         })
     }
 
-    /// Counts its faults.
-    pub(super) fn faulted(&self, kind: &'static str) -> Counter {
-        faulted(&self.id.name, kind)
+    /// Where the tenant's use of it is counted.
+    pub(super) fn account(&self, tenant: &Tenant) -> Arc<Account> {
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(accounts.entry(tenant.clone()).or_default())
     }
-}
 
-fn faulted(plugin: &Arc<str>, kind: &'static str) -> Counter {
-    metrics::counter!("tidegate_plugin_faults_total", "plugin" => plugin.clone(), "kind" => kind)
+    /// The use of it by one tenant, or by all.
+    pub(super) fn usage(&self, tenant: Option<&Tenant>) -> Usage {
+        let accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let selected = accounts.iter().filter(|(owner, _)| tenant.is_none_or(|tenant| tenant == *owner));
+        let mut sum = Usage::default();
+        selected.for_each(|(_, account)| sum.add(&account.usage()));
+        sum
+    }
 }
 
 impl Code {

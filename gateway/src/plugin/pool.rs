@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use lru::LruCache;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use wasmtime::Engine;
 
@@ -16,9 +15,12 @@ use super::compiler::stand_back;
 use super::engine::Clock;
 use super::host::{Batch, processor_time};
 use super::instance::{Live, Traits, Work};
+use super::lives::{Lives, state_lost};
+use super::quarantine::Quarantine;
 use super::turns::Turns;
 use super::{Fault, Instance, Plugin, PluginError, PluginLimits, Trial};
 use crate::message::Message;
+use crate::telemetry::at_zero;
 
 /// Host code needs its share of the stack besides the guest's: an overflow there would end the process.
 const HOST_STACK: usize = 2 << 20;
@@ -79,19 +81,26 @@ struct Shared {
     limits: PluginLimits,
     live: Arc<AtomicUsize>,
     stopped: AtomicBool,
+    quarantine: Quarantine,
 }
 
 impl Pool {
     pub(super) fn start(engine: &Engine, limits: &PluginLimits) -> Result<Self, PluginError> {
         let failed = |error: std::io::Error| PluginError::Start(error.to_string());
         let clock = Clock::start(engine.weak()).map_err(failed)?;
-        let shared =
-            Arc::new(Shared { clock, limits: limits.clone(), live: Arc::default(), stopped: AtomicBool::new(false) });
+        let shared = Arc::new(Shared {
+            clock,
+            limits: limits.clone(),
+            live: Arc::default(),
+            stopped: AtomicBool::new(false),
+            quarantine: Quarantine::new(),
+        });
+        at_zero(state_lost, &["trap", "eviction"]);
         let mut threads = Vec::new();
         let workers = thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
         let mut lane = |name, work: fn(Worker, &Receiver<Order>)| {
             let bound = NonZeroUsize::new(limits.instances / workers).unwrap_or(NonZeroUsize::MIN);
-            let worker = Worker { shared: Arc::clone(&shared), live: LruCache::sparse(bound) };
+            let worker = Worker { shared: Arc::clone(&shared), live: Lives::new(bound, limits.idle()) };
             let queue = limits.queue.clamp(1, MAX_QUEUE);
             let (orders, inbox) = sync_channel(queue + 1);
             threads.push(
@@ -146,10 +155,12 @@ impl Pool {
     /// Runs the batches, all those of one thread as one job.
     pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answers<W>> {
         let sizes: Vec<usize> = batches.iter().map(|(_, messages)| messages.len()).collect();
-        let blocked: Vec<Option<Fault>> = batches.iter().map(|(instance, _)| instance.blocked()).collect();
+        let blocked: Vec<Option<Fault>> = batches.iter().map(|(instance, _)| self.blocked(instance)).collect();
         let mut shares: Vec<Vec<(usize, Instance, Messages)>> = self.lanes.iter().map(|_| Vec::new()).collect();
         for (place, (instance, messages)) in batches.into_iter().enumerate() {
-            if !messages.is_empty() && blocked[place].is_none() {
+            if let Some(fault) = &blocked[place] {
+                instance.0.account.faulted(fault, messages.len());
+            } else if !messages.is_empty() {
                 shares[self.lane(&instance)].push((place, instance, messages));
             }
         }
@@ -177,9 +188,13 @@ impl Pool {
         (instance.0.hash >> 32) as usize % self.lanes.len()
     }
 
-    /// Counts messages that are judged without a call.
-    pub(super) fn count(instance: &Instance, messages: usize) {
-        instance.plugin().0.messages.increment(messages as u64);
+    /// What an instance answers without being asked, if so.
+    pub(super) fn blocked(&self, instance: &Instance) -> Option<Fault> {
+        instance.plugin().blocked().or_else(|| self.quarantine().blocks(instance))
+    }
+
+    pub(super) fn quarantine(&self) -> &Quarantine {
+        &self.shared.quarantine
     }
 
     pub(super) fn live_instances(&self) -> usize {
@@ -229,7 +244,7 @@ impl Lane {
 /// What one thread owns.
 struct Worker {
     shared: Arc<Shared>,
-    live: LruCache<Instance, Live>,
+    live: Lives,
 }
 
 impl Worker {
@@ -243,7 +258,7 @@ impl Worker {
 
     fn work(mut self, inbox: &Receiver<Order>) {
         loop {
-            let order = match self.next_expiry() {
+            let order = match self.live.next_expiry() {
                 None => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(time) => inbox.recv_timeout(time),
             };
@@ -253,7 +268,7 @@ impl Worker {
                 Ok(Order::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {}
             }
-            self.drop_idle();
+            self.live.drop_idle();
         }
     }
 
@@ -266,33 +281,25 @@ impl Worker {
         }
     }
 
-    fn next_expiry(&self) -> Option<Duration> {
-        let (_, oldest) = self.live.peek_lru()?;
-        Some(self.shared.limits.idle().saturating_sub(oldest.used.elapsed()))
-    }
-
-    fn drop_idle(&mut self) {
-        while self.next_expiry().is_some_and(|time| time.is_zero()) {
-            self.live.pop_lru();
-        }
-    }
-
     fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answers<W>)> {
         share.into_iter().map(|(place, instance, messages)| (place, self.batch::<W>(&instance, messages))).collect()
     }
 
     fn batch<W: Work>(&mut self, instance: &Instance, messages: Messages) -> Answers<W> {
-        let started = Instant::now();
+        let (started, processor) = (Instant::now(), processor_time());
         let messages = Arc::new(messages);
-        let mut live = self.live.pop(instance);
+        let mut live = self.live.take(instance);
         let mut answers = Vec::new();
         for batch in calls(&messages, &Most::of(instance.plugin())) {
             answers.append(&mut self.shared.call::<W>(instance, &mut live, &batch));
         }
+        let memory_bytes = live.as_ref().map_or(0, Live::memory_bytes);
         if let Some(live) = live {
-            self.live.push(instance.clone(), live);
+            self.live.put(instance, live);
         }
-        self.shared.account::<W>(instance, &answers, started.elapsed());
+        instance.plugin().0.seconds.record(started.elapsed());
+        self.shared.account::<W>(instance, &answers);
+        instance.0.account.used(processor_time().saturating_sub(processor), memory_bytes);
         answers
     }
 }
@@ -329,7 +336,7 @@ impl Shared {
     }
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message
-    /// has touched, so that only those answer for it that are to blame.
+    /// has touched, so that only those answer for it that are to blame. What keeps state goes on message by message, in order.
     fn call<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, batch: &Batch) -> Answers<W> {
         let end = Instant::now() + self.limits.call() * TRIES;
         let fresh = live.is_none();
@@ -351,7 +358,9 @@ impl Shared {
         single: &Batch,
         end: Instant,
     ) -> Result<W::Answer, Fault> {
-        *live = None;
+        if !instance.keeps_state() {
+            *live = None;
+        }
         let answers = self.attempt::<W>(instance, live, single, end)?;
         answers.into_iter().next().expect("invariant: one answer for each message")
     }
@@ -372,28 +381,48 @@ impl Shared {
                 _ => Ok(left.min(self.limits.call())),
             }
         };
-        let mut current = match live.take() {
-            Some(live) => live,
-            None => self.instantiate(instance, time()?)?,
-        };
-        let answers = current.call::<W>(batch, time()?)?;
-        *live = Some(current);
-        Ok(answers)
+        let mut given = time()?;
+        if let Some(fault) = self.quarantine.blocks(instance) {
+            return Err(fault);
+        }
+        instance.0.account.called();
+        let made = live.take().map_or_else(|| self.instantiate(instance, given), Ok);
+        let answered = made.and_then(|mut current| {
+            given = time()?;
+            let answers = current.call::<W>(batch, given).inspect_err(|_| {
+                if instance.keeps_state() {
+                    state_lost("trap").increment(1);
+                }
+            })?;
+            *live = Some(current);
+            Ok(answers)
+        });
+        answered.inspect_err(|fault| self.failed(instance, fault, given))
     }
 
-    fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>, time: Duration) {
-        let loaded = &instance.plugin().0;
-        loaded.messages.increment(answers.len() as u64);
-        loaded.seconds.record(time);
+    /// Counts a failed call, unless it had less time than it may take, and puts who fails often into quarantine.
+    fn failed(&self, instance: &Instance, fault: &Fault, given: Duration) {
+        let is_to_blame = match fault {
+            Fault::Trap(_) | Fault::Memory | Fault::WrongLength { .. } | Fault::Output(_) => true,
+            Fault::Deadline => given >= self.limits.call(),
+            Fault::Refused(_) | Fault::Stopped | Fault::Quarantined(_) | Fault::Unavailable(_) => false,
+        };
+        if is_to_blame && instance.0.account.failed(&self.limits, Instant::now()) {
+            self.quarantine.impose(instance, fault);
+        }
+    }
+
+    fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>) {
+        let dropped = answers.iter().filter(|answer| answer.as_ref().is_ok_and(W::is_drop)).count();
+        instance.0.account.judged(answers.len(), dropped);
         for fault in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             self.report(instance, fault);
         }
     }
 
     fn report(&self, instance: &Instance, fault: &Fault) {
-        let plugin = &instance.plugin().0;
-        plugin.faulted(fault.kind()).increment(1);
-        if let Some(suppressed) = plugin.faults.pass(Instant::now()) {
+        instance.0.account.faulted(fault, 1);
+        if let Some(suppressed) = instance.plugin().0.faults.pass(Instant::now()) {
             let (plugin, tenant, kind) = (instance.plugin().id(), instance.tenant(), fault.kind());
             tracing::warn!(%plugin, %tenant, kind, %fault, suppressed, "plugin fault");
         }

@@ -34,7 +34,7 @@ fn instead_of(plugin: BuiltIn, faulty: &str) -> TempDir {
 }
 
 fn quick() -> PluginLimits {
-    PluginLimits { call_ms: 50, ..PluginLimits::default() }
+    PluginLimits { call_ms: 50, quarantine_faults: u32::MAX, ..PluginLimits::default() }
 }
 
 fn start(limits: &PluginLimits) -> Plugins {
@@ -600,6 +600,177 @@ async fn an_unavailable_plugin_says_why() {
     assert_eq!(judge(&plugins, &filter, messages(2)).await, vec![Err(fault.clone()); 2]);
     let sound = load(&plugins, &component("type-filter")).await.unwrap();
     assert_ne!(filter, plugins.configure(&"t1".into(), &sound, "{}", 1).await.unwrap());
+}
+
+fn from_source(source: &str, kind: &str) -> Arc<Message> {
+    Arc::new(Message { source: source.into(), ..Message::clone(&message(kind, "{}")) })
+}
+
+async fn keeper(plugins: &Plugins, subscription: u64) -> Instance {
+    plugins.configure(&"t1".into(), plugins.built_in(FILTER), "", subscription).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_keeps_state_belongs_to_one_subscription() {
+    let plugins = start_with(&quick(), FILTER, "keeper");
+    let [one, two] = [keeper(&plugins, 1).await, keeper(&plugins, 2).await];
+    assert_ne!(one, two);
+    let batch = || ["x", "y", "x"].map(|source| from_source(source, "")).to_vec();
+    for instance in [&one, &two] {
+        assert_eq!(verdicts(&plugins, instance, batch()).await, [Ok(true), Ok(true), Ok(false)]);
+        assert_eq!(verdicts(&plugins, instance, batch()).await, vec![Ok(false); 3], "not remembered, but known");
+    }
+    assert_eq!(plugins.live_instances(), 2);
+    // A trial has an instance of its own.
+    let trials = plugins.trial(&"t1".into(), plugins.built_in(FILTER), "", batch()).await.unwrap();
+    let outcomes: Vec<_> = trials.into_iter().map(|trial| trial.outcome).collect();
+    assert_eq!(outcomes, [Ok(Verdict::Pass), Ok(Verdict::Pass), Ok(Verdict::Drop)]);
+}
+
+#[tokio::test]
+async fn after_a_trap_what_keeps_state_begins_anew_and_goes_on_in_order() {
+    let plugins = start_with(&quick(), FILTER, "keeper");
+    let filter = keeper(&plugins, 1).await;
+    assert_eq!(judge(&plugins, &filter, vec![from_source("x", "")]).await, [Ok(true)]);
+    let batch =
+        [("x", ""), ("x", ""), ("y", "trap"), ("x", ""), ("x", "")].map(|(source, kind)| from_source(source, kind));
+    let answers = judge(&plugins, &filter, batch.to_vec()).await;
+    assert!(matches!(answers[2], Err(Fault::Trap(_))));
+    let passes: Vec<_> = answers.iter().map(|answer| answer.as_ref().ok().copied()).collect();
+    assert_eq!(
+        passes,
+        [Some(true), Some(false), None, Some(true), Some(false)],
+        "anew at the start and after the culprit"
+    );
+    assert_eq!(judge(&plugins, &filter, vec![from_source("x", "")]).await, [Ok(false)]);
+}
+
+#[tokio::test]
+async fn what_keeps_state_goes_last() {
+    let workers = std::thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
+    let limits = PluginLimits { instances: 2 * workers, idle_seconds: 0, ..quick() };
+    let dir = instead_of(FILTER, "keeper");
+    let plugins = Plugins::start(&limits, &Compiler::Here, &shared_cache(), Some(dir.path())).unwrap();
+    let filter = keeper(&plugins, 1).await;
+    assert_eq!(judge(&plugins, &filter, vec![from_source("x", "")]).await, [Ok(true)]);
+    for number in 0..10 {
+        let other = instance(&plugins, TRANSFORM, &format!(r#"["f{number}"]"#)).await;
+        assert!(shape(&plugins, &other, messages(1)).await[0].is_ok());
+        assert_eq!(
+            judge(&plugins, &filter, vec![from_source("x", "")]).await,
+            [Ok(false)],
+            "neither pushed out nor idle"
+        );
+    }
+    drop(filter);
+    let patience = Instant::now() + Duration::from_secs(10);
+    while plugins.live_instances() > 0 {
+        assert!(Instant::now() < patience, "its subscription is gone");
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn who_never_ends_when_configured_holds_nobody_up() {
+    let plugins = start_with(&PluginLimits { call_ms: 300, ..quick() }, FILTER, "keeper");
+    let sound = instance(&plugins, TRANSFORM, r#"["f"]"#).await;
+    let tenant = Tenant::from("t1");
+    let configure = |settings| plugins.configure(&tenant, plugins.built_in(FILTER), settings, 1);
+    let others = async {
+        let started = Instant::now();
+        for _ in 0..10 {
+            assert!(shape(&plugins, &sound, messages(1)).await[0].is_ok());
+        }
+        started.elapsed()
+    };
+    let (looping, took) = tokio::join!(configure("loop"), others);
+    assert!(matches!(looping, Err(PluginError::Fault { fault: Fault::Deadline, .. })));
+    assert!(took < Duration::from_millis(300), "{took:?}");
+    assert!(matches!(configure("deep").await, Err(PluginError::Fault { fault: Fault::Trap(_), .. })));
+
+    let start = load(&plugins, &component("faulty/loop-start")).await.unwrap();
+    let looping = plugins.configure(&tenant, &start, "", 1).await;
+    assert!(matches!(looping, Err(PluginError::Fault { fault: Fault::Deadline, .. })), "{looping:?}");
+    assert!(plugins.quarantine().list(None).is_empty());
+}
+
+fn kinds(plugins: &Plugins, plugin: BuiltIn, kind: &str) -> u64 {
+    let usage = plugins.usage(&"t1".into(), plugins.built_in(plugin).id());
+    usage.faults[Fault::KINDS.iter().position(|known| *known == kind).unwrap()]
+}
+
+#[tokio::test]
+async fn who_fails_too_often_is_asked_no_more() {
+    let limits = PluginLimits { quarantine_faults: 6, ..quick() };
+    let plugins = start_with(&limits, FILTER, "wrong-length");
+    let tenants = ["t1", "t2"].map(Tenant::from);
+    let [filter, other] = [0, 1].map(|at| (plugins.built_in(FILTER).clone(), tenants[at].clone()));
+    let filter = plugins.configure(&filter.1, &filter.0, "", 1).await.unwrap();
+    let other = plugins.configure(&other.1, &other.0, "", 1).await.unwrap();
+    let id = plugins.built_in(FILTER).id();
+    // The batch and each message by itself.
+    let fault = Fault::WrongLength { messages: 1, answers: 0 };
+    assert_eq!(judge(&plugins, &filter, messages(4)).await, vec![Err(fault.clone()); 4]);
+    assert_eq!(plugins.quarantine().is(&tenants[0], id), None);
+    let last = Fault::WrongLength { messages: 3, answers: 2 }.to_string();
+    let quarantined = Fault::Quarantined(last.as_str().into());
+    let answers = judge(&plugins, &filter, messages(3)).await;
+    assert_eq!(answers, vec![Err(quarantined.clone()); 3], "the batch's failure was one too many");
+    let calls = plugins.usage(&tenants[0], id).calls;
+    assert_eq!(verdicts(&plugins, &filter, messages(2)).await, vec![Err(quarantined); 2]);
+    assert_eq!(plugins.usage(&tenants[0], id).calls, calls);
+    assert_eq!(kinds(&plugins, FILTER, "quarantined"), 5);
+    assert_eq!(judge(&plugins, &other, messages(1)).await, [Err(fault.clone())], "another tenant's");
+
+    let why = plugins.quarantine().is(&tenants[0], id).unwrap();
+    assert_eq!(*why.reason, *last);
+    assert_eq!(plugins.quarantine().list(None), [(tenants[0].clone(), id.clone(), why.clone())]);
+    assert!(plugins.quarantine().list(Some(&tenants[1])).is_empty());
+    assert!(plugins.quarantine().lift(&tenants[0], id) && !plugins.quarantine().lift(&tenants[0], id));
+    assert_eq!(judge(&plugins, &filter, messages(1)).await, [Err(fault)]);
+
+    let mut changes = plugins.quarantine().follow().unwrap();
+    assert_eq!(changes.recv().await, Some((tenants[0].clone(), id.clone(), Some(why.clone()))));
+    assert_eq!(changes.recv().await, Some((tenants[0].clone(), id.clone(), None)));
+    let restarted = start_with(&limits, FILTER, "wrong-length");
+    restarted.quarantine().restore(tenants[0].clone(), id.clone(), why);
+    let filter = restarted.configure(&tenants[0], restarted.built_in(FILTER), "", 1).await.unwrap();
+    assert!(matches!(judge(&restarted, &filter, messages(1)).await[..], [Err(Fault::Quarantined(_))]));
+}
+
+#[tokio::test]
+async fn words_on_a_message_are_no_reason_for_quarantine() {
+    let limits = PluginLimits { quarantine_faults: 1, output_bytes: 4, ..quick() };
+    let plugins = start(&limits);
+    let transform = instance(&plugins, TRANSFORM, r#"["f"]"#).await;
+    assert!(matches!(shape(&plugins, &transform, messages(1)).await[..], [Err(Fault::Output(_))]));
+    assert!(plugins.quarantine().list(None).is_empty());
+    assert_eq!(kinds(&plugins, TRANSFORM, "output"), 1);
+}
+
+#[tokio::test]
+async fn what_is_used_is_counted_by_tenant_and_version() {
+    let plugins = start(&PluginLimits { idle_seconds: 0, ..quick() });
+    let uploaded = load(&plugins, &component("type-filter")).await.unwrap();
+    let first = plugins.configure(&"t1".into(), &uploaded, "'a'", 1).await.unwrap();
+    let second = instance(&plugins, FILTER, "'a'").await;
+    verdicts(&plugins, &first, of_types(["a", "b", "b"])).await;
+    verdicts(&plugins, &second, of_types(["a"])).await;
+    verdicts(&plugins, &second, of_types(["a"])).await;
+    let usage = plugins.usage(&"t1".into(), uploaded.id());
+    assert_eq!((usage.calls, usage.messages, usage.dropped), (1, 3, 2));
+    assert!(usage.processor_time > Duration::ZERO && usage.memory_bytes >= 1 << 16);
+    let usage = plugins.usage(&"t1".into(), plugins.built_in(FILTER).id());
+    assert_eq!((usage.calls, usage.messages, usage.dropped), (1, 2, 0), "one was remembered");
+    assert_eq!(plugins.usage(&"t2".into(), uploaded.id()), Usage::default());
+    assert!(plugins.usages().iter().any(|(id, _)| id == uploaded.id()));
+    let id = uploaded.id().clone();
+    drop((first, uploaded));
+    let patience = Instant::now() + Duration::from_secs(10);
+    while plugins.usages().iter().any(|(known, _)| *known == id) {
+        assert!(Instant::now() < patience, "its figures stay");
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,21 @@
-//! Guests that misbehave, for the tests of the host: each example is one. All of them accept any settings.
+//! Guests that misbehave, for the tests of the host: each example is one.
 
-/// Makes the example a filter that evaluates by the given `fn(batch: Vec<Message>) -> Vec<bool>`.
+/// Makes the example a filter that evaluates by the given `fn(batch: Vec<Message>) -> Vec<bool>`, and is interested in what the
+/// given `fn(settings: String) -> Interest` says.
 #[macro_export]
 macro_rules! filter {
     ($evaluate:expr) => {
+        $crate::filter!(
+            |_settings| Interest {
+                meta: MetaFields::TYPE,
+                body: BodyForm::None,
+                pointers: Vec::new(),
+                state: State::None,
+            },
+            $evaluate
+        );
+    };
+    ($configure:expr, $evaluate:expr) => {
         #[cfg(target_arch = "wasm32")]
         mod component {
             #![allow(unsafe_code, missing_docs, reason = "generated bindings")]
@@ -14,13 +26,8 @@ macro_rules! filter {
             struct Component;
 
             impl Guest for Component {
-                fn configure(_settings: String) -> Result<Interest, String> {
-                    Ok(Interest {
-                        meta: MetaFields::TYPE,
-                        body: BodyForm::None,
-                        pointers: Vec::new(),
-                        state: State::None,
-                    })
+                fn configure(settings: String) -> Result<Interest, String> {
+                    Ok($configure(settings))
                 }
 
                 fn evaluate(batch: Vec<Message>) -> Vec<Result<bool, String>> {

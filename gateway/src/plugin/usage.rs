@@ -1,0 +1,119 @@
+//! What plugins have used, and how often they have failed of late.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Fault, PluginLimits};
+
+/// What the instances of a plugin have used since it was loaded.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Usage {
+    /// Calls, those that failed and were tried again included.
+    pub calls: u64,
+    /// Messages judged or shaped.
+    pub messages: u64,
+    /// Messages that a filter did not pass.
+    pub dropped: u64,
+    /// Messages that were answered with a fault, and failed calls whose messages passed at the second try.
+    pub faults: [u64; Fault::KINDS.len()],
+    /// Processor time of its calls, and of what the gateway does around them.
+    pub processor_time: Duration,
+    /// Linear memory of its largest instance, in bytes.
+    pub memory_bytes: u64,
+}
+
+impl Usage {
+    /// Adds what another has used.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.messages += other.messages;
+        self.dropped += other.dropped;
+        for (sum, faults) in self.faults.iter_mut().zip(other.faults) {
+            *sum += faults;
+        }
+        self.processor_time += other.processor_time;
+        self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+    }
+}
+
+/// One tenant's use of one plugin.
+#[derive(Default)]
+pub(super) struct Account {
+    calls: AtomicU64,
+    messages: AtomicU64,
+    dropped: AtomicU64,
+    faults: [AtomicU64; Fault::KINDS.len()],
+    processor_ns: AtomicU64,
+    memory_bytes: AtomicU64,
+    failures: Mutex<Failures>,
+}
+
+/// Failed calls since the first one of a time.
+#[derive(Default)]
+struct Failures {
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Account {
+    pub(super) fn judged(&self, messages: usize, dropped: usize) {
+        self.messages.fetch_add(messages as u64, Relaxed);
+        self.dropped.fetch_add(dropped as u64, Relaxed);
+    }
+
+    pub(super) fn called(&self) {
+        self.calls.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn used(&self, processor_time: Duration, memory_bytes: usize) {
+        self.processor_ns.fetch_add(u64::try_from(processor_time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        self.memory_bytes.fetch_max(memory_bytes as u64, Relaxed);
+    }
+
+    pub(super) fn faulted(&self, fault: &Fault, messages: usize) {
+        let kind = Fault::KINDS.iter().position(|kind| *kind == fault.kind());
+        self.faults[kind.expect("invariant: all kinds are known")].fetch_add(messages as u64, Relaxed);
+    }
+
+    /// Counts a call that failed. True if there have been too many.
+    pub(super) fn failed(&self, limits: &PluginLimits, now: Instant) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = *failures.since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= Duration::from_secs(limits.quarantine_seconds) {
+            *failures = Failures { since: Some(now), count: 0 };
+        }
+        failures.count += 1;
+        let too_many = failures.count >= limits.quarantine_faults;
+        if too_many {
+            *failures = Failures::default();
+        }
+        too_many
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        Usage {
+            calls: self.calls.load(Relaxed),
+            messages: self.messages.load(Relaxed),
+            dropped: self.dropped.load(Relaxed),
+            faults: std::array::from_fn(|kind| self.faults[kind].load(Relaxed)),
+            processor_time: Duration::from_nanos(self.processor_ns.load(Relaxed)),
+            memory_bytes: self.memory_bytes.load(Relaxed),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_failures_within_a_time_are_too_many() {
+        let limits = PluginLimits { quarantine_faults: 3, quarantine_seconds: 10, ..PluginLimits::default() };
+        let account = Account::default();
+        let start = Instant::now();
+        let at = |seconds| account.failed(&limits, start + Duration::from_secs(seconds));
+        assert_eq!([at(0), at(9), at(10), at(11), at(12)], [false, false, false, false, true]);
+        assert_eq!([at(12), at(13), at(14)], [false, false, true], "begins anew");
+    }
+}
