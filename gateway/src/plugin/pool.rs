@@ -119,13 +119,13 @@ impl Pool {
 
     /// Has an instance configured on the trial lane. It is dropped then; where the messages are, it is made anew.
     pub(super) async fn configure(&self, instance: &Instance) -> Result<Traits, Fault> {
-        let configured = self.attempt(instance, |shared, instance| shared.configure(instance)).await?;
+        let configured = self.attempt(instance, Shared::configure).await?;
         Ok(configured?.traits())
     }
 
     /// Runs the messages one by one on the trial lane, through an instance of their own.
     pub(super) async fn trial<W: Work>(&self, instance: &Instance, messages: Messages) -> Result<Vec<Trial>, Fault> {
-        let mut live = Some(self.attempt(instance, |shared, instance| shared.configure(instance)).await??);
+        let mut live = Some(self.attempt(instance, Shared::configure).await??);
         let mut trials = Vec::with_capacity(messages.len());
         for message in messages {
             let current = live.take();
