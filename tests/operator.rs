@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::harness::{Gateway, PASSWORD, Setup, eventually, forwarded, measurement, typed};
+use crate::registry::{component, upload};
 
 /// What the output or the reference says of a metric.
 #[derive(Debug, PartialEq, Eq)]
@@ -96,6 +97,10 @@ async fn busy(setup: Setup) -> (Gateway, String) {
 #[tokio::test]
 async fn the_reference_lists_exactly_the_metrics() {
     let (gateway, _) = busy(Gateway::setup()).await;
+    upload(&gateway, "mine", &component("faulty/trap-third")).await.expect(201);
+    let mut subscription = forwarded("Sub1", &gateway.device("valve").await);
+    subscription["tidegate"] = json!({"filters": [{"plugin": "mine"}]});
+    gateway.subscribe(&subscription).await;
     let documented = documented();
     let shown = eventually("retention has looked once", async || {
         let shown = shown(&gateway.get("/metrics").await.expect(200).text());

@@ -16,7 +16,9 @@ pub(crate) async fn faulty(plugin: &str, guest: &str, more: &str) -> (Gateway, t
         fs::copy(components.join(format!("{name}.wasm")), place(name)).unwrap();
     }
     fs::copy(components.join("faulty").join(format!("{guest}.wasm")), place(plugin)).unwrap();
-    let config = format!("[plugins]\nbuiltin_dir = '{}'\n{more}", directory.path().display());
+    // Who fails often is asked no more, which has scenes of its own.
+    let patience = if more.contains("quarantine_faults") { "" } else { "quarantine_faults = 1000000" };
+    let config = format!("[plugins]\nbuiltin_dir = '{}'\n{patience}\n{more}", directory.path().display());
     (Gateway::with(&config).await, directory)
 }
 
@@ -32,8 +34,7 @@ struct Scene {
 
 impl Scene {
     async fn new(plugin: &str, guest: &str, more: &str) -> Self {
-        // Quarantine has scenes of its own.
-        let (gateway, components) = faulty(plugin, guest, &format!("quarantine_faults = 1000000\n{more}")).await;
+        let (gateway, components) = faulty(plugin, guest, more).await;
         let (needs, plain) = (gateway.device("needs").await, gateway.device("plain").await);
         let mut subscription = forwarded("Needs", &needs);
         match plugin {

@@ -1,7 +1,8 @@
 //! Passes the first message of each source, and traps at each of the type `trap`. It never accepts the settings `loop` and `deep`.
 
 #[cfg(target_arch = "wasm32")]
-static SEEN: std::sync::Mutex<std::collections::BTreeSet<String>> = std::sync::Mutex::new(std::collections::BTreeSet::new());
+static SEEN: std::sync::Mutex<std::collections::BTreeSet<String>> =
+    std::sync::Mutex::new(std::collections::BTreeSet::new());
 
 #[cfg(target_arch = "wasm32")]
 #[allow(unconditional_recursion, reason = "what it is for")]
