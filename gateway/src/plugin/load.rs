@@ -26,7 +26,7 @@ const PACKAGE: &str = "tidegate:plugin/";
 const VERSION: &str = "1.0.0";
 
 /// The component that runs scripts, in either world.
-pub(super) const SCRIPT_RUNNER: &[u8] = include_bytes!("../../../plugins/components/script-runner.wasm");
+pub(super) static SCRIPT_RUNNER: &[u8] = include_bytes!("../../../plugins/components/script-runner.wasm");
 
 /// The bytes of a component.
 pub(super) type Wasm = Cow<'static, [u8]>;

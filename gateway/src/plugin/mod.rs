@@ -164,7 +164,7 @@ macro_rules! component {
 }
 
 /// The components in the program by name: those of [`BuiltIn`] in its order, then those that are loaded when they are first named.
-const COMPONENTS: [(&str, World, &[u8]); 8] = [
+static COMPONENTS: [(&str, World, &[u8]); 8] = [
     component!("type-filter", Filter),
     component!("fragments-to-copy", Transform),
     component!("threshold", Filter),
