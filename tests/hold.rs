@@ -3,12 +3,12 @@
 //! A built-in plugin that is replaced by a faulty guest is mended by another file and a restart.
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::harness::{Consumer, Gateway, event, eventually, forwarded, measurement, of_tenant, value_of};
 use crate::plugins::faulty;
+use crate::registry::component;
 
 const TRANSFORM: &str = "fragments-to-copy";
 
@@ -36,7 +36,7 @@ impl Scene {
 
     /// The plugin is well after the next start.
     fn mend(&self) {
-        mend(&self.components);
+        mend(&self.components, TRANSFORM);
     }
 
     async fn measure(&self, device: &str, value: u64) {
@@ -64,9 +64,9 @@ impl Scene {
     }
 }
 
-fn mend(components: &tempfile::TempDir) {
-    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("../plugins/components").join(format!("{TRANSFORM}.wasm"));
-    fs::copy(sound, components.path().join(format!("{TRANSFORM}.wasm"))).unwrap();
+/// Puts the sound component in the place of the faulty one, for the next start.
+pub(crate) fn mend(components: &tempfile::TempDir, plugin: &str) {
+    fs::write(components.path().join(format!("{plugin}.wasm")), component(plugin)).unwrap();
 }
 
 fn shaped(device: &str, extension: Value) -> Value {
@@ -151,7 +151,7 @@ async fn what_comes_in_during_a_release_comes_after_what_was_held() {
         gateway.post("/measurement/measurements", &bulk(first..first + 100)).await.expect(201);
     }
     assert_eq!(held(&topic(&gateway).await), HELD * SOURCES as u64);
-    mend(&components);
+    mend(&components, TRANSFORM);
     gateway.restart().await;
     let mut consumer = gateway.reconnect("Sub1", "subA").await;
     let produce = async {

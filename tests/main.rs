@@ -25,6 +25,7 @@ mod openapi;
 mod operator;
 mod plugins;
 mod push;
+mod quarantine;
 mod quota;
 mod registry;
 mod scaffold;

@@ -158,26 +158,6 @@ async fn a_transform_that_traps_on_every_third_message() {
     traps_on_every_third("fragments-to-copy", "shape-trap-third", "").await;
 }
 
-// "quarantine after repeated faults": not asked any more, also after a restart.
-#[tokio::test]
-async fn a_plugin_in_quarantine_stays_there() {
-    let (mut gateway, _components) = faulty("type-filter", "wrong-length", "quarantine_faults = 5").await;
-    let device = gateway.device("pump").await;
-    let mut subscription = typed("Sub1", &device, "'t'");
-    subscription["tidegate"] = json!({"onFault": "drop"});
-    gateway.subscribe(&subscription).await;
-    let _consumer = gateway.consumer("Sub1", "subA").await;
-    for value in 0..8 {
-        assert_eq!(gateway.metric("tidegate_plugin_quarantined").await, f64::from(u8::from(value >= 5)), "{value}");
-        gateway.measure(&device, "t", value).await;
-    }
-    assert_eq!(gateway.metric("tidegate_plugin_calls_total").await, 5.0);
-    gateway.restart().await;
-    gateway.measure(&device, "t", 8).await;
-    assert_eq!(gateway.metric("tidegate_plugin_quarantined").await, 1.0);
-    assert_eq!(gateway.metric("tidegate_plugin_calls_total").await, 0.0);
-}
-
 #[tokio::test]
 async fn a_bulk_request_with_one_fault_is_taken_all_the_same() {
     let mut scene = Scene::new("type-filter", "loop", "").await;

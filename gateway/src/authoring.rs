@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::Value;
@@ -69,6 +70,14 @@ enum PluginCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+    /// Lets a plugin out of quarantine, or one of its versions, and has it judge what it has failed on
+    Release {
+        /// The plugin
+        name: String,
+        /// Only this version
+        #[arg(long, value_name = "N")]
+        version: Option<u32>,
+    },
     /// Deletes a plugin, or one of its versions; no subscription may use it
     Delete {
         /// The plugin
@@ -101,15 +110,21 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         }
         PluginCommand::Show { name, version } => {
             let version = client()?.get(&path(&name, version)).await?;
-            let rows = version_lines(&version);
+            let rows = lines(&version);
             show(version, rows)
         }
         PluginCommand::Upload { file, name, world, settings } => {
             let version = upload(&client()?, &file, name, world, settings).await?;
-            let rows = version_lines(&version);
+            let rows = lines(&version);
             show(version, rows)
         }
         PluginCommand::Download { name, version, out } => download(&client()?, &name, version, out).await,
+        PluginCommand::Release { name, version } => {
+            let path = format!("{}/release", path(&name, version));
+            let released = client()?.upload(&path, "application/json", Bytes::new()).await?;
+            let rows = lines(&released);
+            show(released, rows)
+        }
         PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),
     }
 }
@@ -187,9 +202,9 @@ fn plugin_table(plugins: &[Value]) -> Vec<String> {
     table(HEAD, HEAD.len(), rows)
 }
 
-/// What there is to know of a version, a line each.
-fn version_lines(version: &Value) -> Vec<String> {
-    let members = version.as_object().into_iter().flatten();
+/// A line for each member.
+fn lines(answer: &Value) -> Vec<String> {
+    let members = answer.as_object().into_iter().flatten();
     members.map(|(name, value)| format!("{name}: {}", cell(value))).collect()
 }
 

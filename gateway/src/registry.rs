@@ -111,6 +111,14 @@ pub struct Version {
     pub created_ms: i64,
 }
 
+impl Version {
+    /// What it is once it is loaded.
+    #[must_use]
+    pub fn id(&self, tenant: &Tenant) -> PluginId {
+        PluginId { tenant: Some(tenant.clone()), name: self.name.as_str().into(), version: self.version }
+    }
+}
+
 /// What became of an upload.
 #[derive(Clone, Debug)]
 pub struct Uploaded {

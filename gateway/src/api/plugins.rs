@@ -1,5 +1,8 @@
 //! `/tidegate/v1/plugins`: the plugins of a tenant, uploaded as components or scripts, and those that are built in.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use hyper::header::{CONTENT_TYPE, HeaderValue, LOCATION};
@@ -7,15 +10,16 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
-use super::topics::part;
+use super::topics::{part, plain};
 use super::{ApiError, App, AppState, Caller, Names, found, listed, parameter, query, read_body};
 use crate::auth::Role;
 use crate::json::Invalid;
 use crate::message::Tenant;
 use crate::platform::list::only_known;
 use crate::platform::page::PageRequest;
-use crate::plugin::{World, built_ins};
+use crate::plugin::{Fault, PluginId, Quarantined, Usage, World, built_ins};
 use crate::registry::{Language, RegistryError, Upload, Uploaded, Version};
+use crate::subscription::Route;
 use crate::time;
 
 const PATH: &str = "/tidegate/v1/plugins";
@@ -64,7 +68,7 @@ pub(super) async fn list(
     let mut plugins: Vec<Value> =
         uploaded.iter().map(|(name, versions)| render(&app, &caller, name, versions)).collect();
     // A name that is built in today may have been anybody's when it was uploaded.
-    plugins.extend(built_ins().filter(|(name, _)| !uploaded.contains_key(*name)).map(render_built_in(&caller)));
+    plugins.extend(built_ins().filter(|(name, _)| !uploaded.contains_key(*name)).map(render_built_in(&app, &caller)));
     plugins.sort_by(|one, other| one["name"].as_str().cmp(&other["name"].as_str()));
     let total = plugins.len() as u64;
     let url = format!("{}{PATH}", caller.base_url);
@@ -82,7 +86,7 @@ pub(super) async fn get(
     let tenant = reader(&caller)?;
     let versions = app.registry.of_name(tenant, &name).await?;
     let body = if versions.is_empty() {
-        built_ins().find(|(known, _)| *known == name).map(render_built_in(&caller))
+        built_ins().find(|(known, _)| *known == name).map(render_built_in(&app, &caller))
     } else {
         Some(render(&app, &caller, &name, &versions))
     };
@@ -140,6 +144,55 @@ pub(super) async fn delete_version(
     remove(&app, tenant, &[version]).await
 }
 
+/// POST: the plugin is asked again, in all its versions, and judges what it has failed on.
+pub(super) async fn release(
+    State(app): AppState,
+    caller: Caller,
+    Names(name): Names<String>,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.require(Role::TidegatePluginAdmin)?.tenant;
+    let mut plugins: Vec<_> = app.registry.of_name(tenant, &name).await?.iter().map(|row| row.id(tenant)).collect();
+    if plugins.is_empty() {
+        plugins.extend(built_ins().filter(|(known, _)| *known == name).map(|(name, _)| PluginId::built_in(name)));
+    }
+    if plugins.is_empty() {
+        return Err(RegistryError::Missing { name, version: None }.into());
+    }
+    Ok(let_out(&app, tenant, &plugins).await)
+}
+
+/// POST: the version is asked again, and judges what it has failed on.
+pub(super) async fn release_version(
+    State(app): AppState,
+    caller: Caller,
+    Names(names): Names<(String, String)>,
+) -> Result<Response, ApiError> {
+    let tenant = &caller.require(Role::TidegatePluginAdmin)?.tenant;
+    let version = find(&app, tenant, names).await?;
+    Ok(let_out(&app, tenant, &[version.id(tenant)]).await)
+}
+
+/// Lifts the quarantine of plugins in the tenant, and has their subscriptions judge anew what they hold.
+async fn let_out(app: &App, tenant: &Tenant, plugins: &[PluginId]) -> Response {
+    let lifted = plugins.iter().filter(|plugin| app.plugins.quarantine().lift(tenant, plugin)).count();
+    let users = plugins.iter().flat_map(|plugin| app.index.users(tenant, plugin));
+    let users: BTreeSet<u64> = users.map(|route| route.subscription.id).collect();
+    let (mut passed, mut dropped, mut held) = (0, 0, 0);
+    for &user in &users {
+        let released = app.pipeline.release(tenant, user).await;
+        passed += released.passed;
+        dropped += released.dropped;
+        held += released.held;
+    }
+    plain(&json!({
+        "lifted": lifted > 0,
+        "subscriptions": users.len(),
+        "passed": passed,
+        "dropped": dropped,
+        "held": held,
+    }))
+}
+
 /// The tenant of somebody who may see plugins: those who install them, and those who name them in subscriptions.
 fn reader(caller: &Caller) -> Result<&Tenant, ApiError> {
     let principal = &caller.principal;
@@ -167,8 +220,8 @@ async fn find(app: &App, tenant: &Tenant, (name, version): (String, String)) -> 
 
 /// Deletes versions of one plugin that no subscription uses.
 async fn remove(app: &App, tenant: &Tenant, versions: &[Version]) -> Result<Response, ApiError> {
-    for Version { name, version, .. } in versions {
-        let users = app.index.list(tenant, |subscription| subscription.uses(name, *version));
+    for row in versions {
+        let users = app.index.users(tenant, &row.id(tenant));
         if users.is_empty() {
             continue;
         }
@@ -179,8 +232,12 @@ async fn remove(app: &App, tenant: &Tenant, versions: &[Version]) -> Result<Resp
             .collect();
         let more = users.len().saturating_sub(NAMED);
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-        let text =
-            format!("Version {version} of plugin '{name}' is used by subscriptions: {}{more}.", named.join(", "));
+        let text = format!(
+            "Version {} of plugin '{}' is used by subscriptions: {}{more}.",
+            row.version,
+            row.name,
+            named.join(", ")
+        );
         return Err(ApiError::new(StatusCode::CONFLICT, "plugin/In Use", text));
     }
     app.registry.delete(tenant, versions).await?;
@@ -198,31 +255,57 @@ fn render(app: &App, caller: &Caller, name: &str, versions: &[Version]) -> Value
     })
 }
 
-fn render_built_in(caller: &Caller) -> impl Fn((&'static str, World)) -> Value {
+fn render_built_in(app: &App, caller: &Caller) -> impl Fn((&'static str, World)) -> Value {
     |(name, world)| {
-        json!({
+        let body = json!({
             "name": name,
             "self": format!("{}{PATH}/{name}", caller.base_url),
             "builtIn": true,
             "world": world.name(),
             "versions": [],
-        })
+        });
+        with_state(app, caller, &PluginId::built_in(name), body)
     }
 }
 
 fn render_version(app: &App, caller: &Caller, version: &Version) -> Value {
-    let Version { name, version, world, language, digest, size, author, created_ms } = version;
-    let users = app.index.list(&caller.principal.tenant, |subscription| subscription.uses(name, *version));
-    json!({
+    let Version { name, version: number, world, language, digest, size, author, created_ms } = version;
+    let body = json!({
         "name": name,
-        "version": version,
-        "self": format!("{}{PATH}/{name}/versions/{version}", caller.base_url),
+        "version": number,
+        "self": format!("{}{PATH}/{name}/versions/{number}", caller.base_url),
         "world": world.name(),
         "language": language.name(),
         "digest": digest,
         "size": size,
         "author": author,
         "creationTime": time::text(*created_ms),
-        "subscriptions": users.len(),
+    });
+    with_state(app, caller, &version.id(&caller.principal.tenant), body)
+}
+
+/// How the plugin fares in the caller's tenant.
+fn with_state(app: &App, caller: &Caller, plugin: &PluginId, mut body: Value) -> Value {
+    let tenant = &caller.principal.tenant;
+    let users = app.index.users(tenant, plugin);
+    let held = |route: &Arc<Route>| app.topics.held(&route.topic, route.subscription.id).messages;
+    body["subscriptions"] = users.len().into();
+    body["heldMessages"] = users.iter().map(held).sum::<u64>().into();
+    body["usage"] = render_usage(&app.plugins.usage(tenant, plugin));
+    if let Some(Quarantined { since_ms, reason }) = app.plugins.quarantine().is(tenant, plugin) {
+        body["quarantine"] = json!({"since": time::text(since_ms), "reason": reason});
+    }
+    body
+}
+
+fn render_usage(usage: &Usage) -> Value {
+    let faults = Fault::KINDS.into_iter().zip(usage.faults).filter(|(_, faults)| *faults > 0);
+    json!({
+        "calls": usage.calls,
+        "messages": usage.messages,
+        "dropped": usage.dropped,
+        "faults": faults.collect::<BTreeMap<_, _>>(),
+        "processorMicroseconds": u64::try_from(usage.processor_time.as_micros()).unwrap_or(u64::MAX),
+        "memoryBytes": usage.memory_bytes,
     })
 }

@@ -183,8 +183,10 @@ fn plugin_routes() -> impl Iterator<Item = Route> {
     [
         route("/tidegate/v1/plugins", "GET, POST", get(plugins::list).post(plugins::upload)),
         route("/tidegate/v1/plugins/{name}", "GET, DELETE", get(plugins::get).delete(plugins::delete)),
+        route("/tidegate/v1/plugins/{name}/release", "POST", post(plugins::release)),
         route(VERSION, "GET, DELETE", get(plugins::get_version).delete(plugins::delete_version)),
         route(format!("{VERSION}/wasm"), "GET", get(plugins::download)),
+        route(format!("{VERSION}/release"), "POST", post(plugins::release_version)),
     ]
     .into_iter()
 }

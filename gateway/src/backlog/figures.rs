@@ -124,11 +124,10 @@ impl Topics {
         Some(self.figures_of(&*self.get(key)?))
     }
 
-    /// What a subscription of the tenant holds.
+    /// What a subscription holds in its topic.
     #[must_use]
-    pub fn held(&self, tenant: &Tenant, subscription: u64) -> HeldFigures {
-        let topics = self.all().into_iter().filter(|topic| topic.key().tenant == *tenant);
-        topics.filter_map(|topic| self.held_in(&topic.log()).remove(&subscription)).next().unwrap_or_default()
+    pub fn held(&self, topic: &TopicKey, subscription: u64) -> HeldFigures {
+        self.get(topic).and_then(|topic| self.held_in(&topic.log()).remove(&subscription)).unwrap_or_default()
     }
 
     fn held_in(&self, log: &Log) -> BTreeMap<u64, HeldFigures> {

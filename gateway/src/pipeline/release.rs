@@ -51,8 +51,8 @@ impl Pipeline {
     /// is left to its own release.
     pub async fn release(&self, tenant: &Tenant, subscription: u64) -> Released {
         let mut released = Released::default();
-        let route = self.0.index.get(tenant, subscription);
-        if let Some(topic) = route.and_then(|route| self.0.topics.get(&route.topic)) {
+        let Some(route) = self.0.index.get(tenant, subscription) else { return released };
+        if let Some(topic) = self.0.topics.get(&route.topic) {
             let mut lines = topic.lines_led_by(subscription);
             while !lines.is_empty() {
                 let (done, outcome) = oneshot::channel();
@@ -63,7 +63,7 @@ impl Pipeline {
                 (lines, released) = after;
             }
         }
-        released.held = self.0.topics.held(tenant, subscription).messages;
+        released.held = self.0.topics.held(&route.topic, subscription).messages;
         released
     }
 }

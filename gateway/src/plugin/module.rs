@@ -121,7 +121,8 @@ impl World {
 
 impl PluginId {
     /// A plugin that is in the program.
-    pub(super) fn built_in(name: &str) -> Self {
+    #[must_use]
+    pub fn built_in(name: &str) -> Self {
         Self { tenant: None, name: name.into(), version: 1 }
     }
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use super::model::Subscription;
 use crate::backlog::TopicKey;
 use crate::message::{Api, Message, SourceId, Tenant};
-use crate::plugin::Instance;
+use crate::plugin::{Instance, PluginId};
 
 /// A subscription in force: where its messages go, and which plugins they pass.
 #[derive(Debug)]
@@ -20,6 +20,12 @@ pub struct Route {
     pub filters: Vec<Instance>,
     /// Reshape one after another what is forwarded.
     pub transforms: Vec<Instance>,
+}
+
+impl Route {
+    fn runs(&self, plugin: &PluginId) -> bool {
+        self.filters.iter().chain(&self.transforms).any(|instance| instance.plugin().id() == plugin)
+    }
 }
 
 /// All subscriptions of all tenants.
@@ -130,6 +136,14 @@ impl Index {
     #[must_use]
     pub fn count(&self, tenant: &Tenant) -> usize {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(tenant).map_or(0, |routes| routes.by_id.len())
+    }
+
+    /// The tenant's subscriptions whose messages pass this plugin, by ascending id.
+    #[must_use]
+    pub fn users(&self, tenant: &Tenant, plugin: &PluginId) -> Vec<Arc<Route>> {
+        let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let routes = tenants.get(tenant).into_iter().flat_map(|routes| routes.by_id.values());
+        routes.filter(|route| route.runs(plugin)).cloned().collect()
     }
 
     /// The tenant's subscriptions that `keep` keeps, by ascending id.

@@ -206,15 +206,6 @@ impl Subscription {
         key(self) == key(other) && self.subscription == other.subscription
     }
 
-    /// Whether it names this version of an uploaded plugin.
-    #[must_use]
-    pub fn uses(&self, plugin: &str, version: u32) -> bool {
-        self.filters
-            .iter()
-            .chain(&self.transforms)
-            .any(|named| named.plugin == plugin && named.version == Some(version))
-    }
-
     /// The subscription as clients see it, as JSON text; `source_name` is that of its source.
     #[must_use]
     pub fn render(&self, base_url: &str, source_name: Option<&str>) -> String {
@@ -513,7 +504,6 @@ mod tests {
         let parsed = Subscription::parse(body.as_bytes()).unwrap();
         assert_eq!(parsed.on_fault, Some(OnFault::Pass));
         assert_eq!((parsed.filters[0].version, parsed.filters[1].version), (Some(2), None));
-        assert!(parsed.uses("threshold", 2) && !parsed.uses("threshold", 1) && !parsed.uses("sampling", 1));
         assert_eq!(parsed.filters[0].settings.as_str(), r#"{"limit": 1.50}"#);
         let extension = r#""tidegate":{"filters":[{"plugin":"threshold","version":2,"settings":{"limit": 1.50}},{"plugin":"sampling","settings":{}}],"transforms":[{"plugin":"fragments-to-copy","settings":{}}],"onFault":"pass"}}"#;
         let rendered = parsed.render("", None);
