@@ -29,6 +29,7 @@ mod quarantine;
 mod quota;
 mod registry;
 mod scaffold;
+mod scripts;
 mod shaping;
 mod shared;
 mod slow;

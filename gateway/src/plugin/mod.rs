@@ -490,13 +490,15 @@ impl Plugins {
     /// Has the script compiled, for which no settings are needed: what is wrong with it is told now, not when it is used.
     async fn check_script(&self, plugin: Plugin) -> Result<Plugin, PluginError> {
         let tenant = plugin.id().tenant.clone().unwrap_or_else(|| "edge".into());
-        match self.trial(&tenant, &plugin, "null", Vec::new()).await {
-            Ok(_) => Ok(plugin),
-            Err(PluginError::Settings(text)) => {
-                Err(PluginError::Component { plugin: plugin.id().clone(), reason: text.into() })
+        let reason = match self.trial(&tenant, &plugin, "null", Vec::new()).await {
+            Ok(_) => return Ok(plugin),
+            Err(PluginError::Settings(text)) => text.into(),
+            Err(PluginError::Fault { fault, .. }) if fault != Fault::Stopped => {
+                format!("{fault} while the script was compiled")
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        Err(PluginError::Component { plugin: plugin.id().clone(), reason })
     }
 
     /// Deletes what is kept for a plugin that was deleted; `component` is the [`digest`] of what it was loaded from.

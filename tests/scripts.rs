@@ -1,0 +1,166 @@
+//! Functions in JavaScript as plugins, and what plugins keep for each source.
+
+use serde_json::{Value, json};
+
+use crate::harness::{Call, Gateway, forwarded, measurement, value_of};
+use crate::registry::PATH;
+
+/// Uploads a script; the query begins with the name.
+fn upload(gateway: &Gateway, query: &str, text: &str) -> Call {
+    gateway.call("POST", &format!("{PATH}?name={query}")).body("text/javascript; charset=utf-8", text.to_owned())
+}
+
+fn with(topic: &str, device: &str, extension: Value) -> Value {
+    let mut subscription = forwarded(topic, device);
+    subscription["tidegate"] = extension;
+    subscription
+}
+
+const ABOVE: &str = "
+export default function (message, settings) {
+  const { value } = message.body.c8y_Reading.R;
+  console.log('the reading is', value);
+  return value > settings.limit;
+}";
+
+/// Adds a fragment with what the message says of itself.
+const STAMP: &str = "(message, settings) => ({ ...message.body, [settings.name]: [message.api, message.type] })";
+
+async fn filters_and_shapes(config: &str) {
+    let gateway = Gateway::with(config).await;
+    let device = gateway.device("pump").await;
+    let made = upload(&gateway, "above&world=filter", ABOVE).await.expect(201).json();
+    assert_eq!((&made["world"], &made["language"]), (&json!("filter"), &json!("javascript")), "{made}");
+    upload(&gateway, "stamp&world=transform", STAMP).await.expect(201);
+    let downloaded = gateway.get(&format!("{PATH}/above/versions/1/wasm")).await.expect(200);
+    assert_eq!((downloaded.header("content-type"), downloaded.text().as_str()), (Some("text/javascript"), ABOVE));
+    let extension = json!({
+        "filters": [{"plugin": "above", "settings": {"limit": 10}}],
+        "transforms": [{"plugin": "stamp", "settings": {"name": "c8y_Stamp"}}],
+    });
+    gateway.subscribe(&with("Sub1", &device, extension)).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    for value in [9, 11, 10, 12] {
+        gateway.measure(&device, "t", value).await;
+    }
+    for value in [11, 12] {
+        let body = consumer.receive().await.json();
+        assert_eq!((value_of(&body), &body["c8y_Stamp"]), (value, &json!(["measurements", "t"])), "{body}");
+    }
+    assert_eq!(gateway.metric("tidegate_plugin_faults_total").await, 0.0);
+    let log = gateway.stderr();
+    assert!(log.contains("the reading is 9") && log.contains("above"), "{log}");
+    let usage = &gateway.get(&format!("{PATH}/above/versions/1")).await.json()["usage"];
+    assert_eq!((&usage["messages"], &usage["dropped"]), (&json!(4), &json!(2)), "{usage}");
+    assert!(usage["memoryBytes"].as_u64() > Some(1 << 16), "{usage}");
+}
+
+#[tokio::test]
+async fn a_script_filters_and_another_shapes() {
+    filters_and_shapes("").await;
+}
+
+#[tokio::test]
+async fn scripts_run_in_the_interpreter() {
+    // It is slow where the gateway is not optimized.
+    filters_and_shapes("[plugins]\nengine = 'pulley'\ncall_ms = 5000\n").await;
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_script_is_told_with_its_place() {
+    let gateway = Gateway::start().await;
+    for (text, found) in [
+        ("(message) => {\n  return message.body +;\n}", "SyntaxError: unexpected token"),
+        ("(message) => {\n  return message.body +;\n}", "(line 2, column "),
+        ("export default function (message) {\n\n  let let = 1;\n}", "(line 3, column "),
+        ("(message) => {", "the script ends too early"),
+        ("while (true) {}\nexport default () => true", "longer than it may while the script was compiled"),
+        ("42", "the script is no function"),
+        ("", "the script is empty"),
+    ] {
+        let message = upload(&gateway, "mine&world=filter", text).await.error(422, "The plugin cannot be used: ");
+        assert!(message.contains(found), "{found:?} is not in {message:?}");
+    }
+    gateway.get(&format!("{PATH}/mine")).await.error(404, "");
+}
+
+// "an exception in the user's function is a fault of that message, not a dead instance".
+#[tokio::test]
+async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
+    let gateway = Gateway::with("[plugins]\nquarantine_faults = 1\n").await;
+    let (device, other) = (gateway.device("pump").await, gateway.device("other").await);
+    let text = "({ type }) => { if (type === 'bad') throw new Error('that is bad'); return true }";
+    upload(&gateway, "mine&world=filter", text).await.expect(201);
+    let mut consumers = Vec::new();
+    for (topic, on_fault) in [("Hold", "hold"), ("Drop", "drop"), ("Pass", "pass")] {
+        for source in [&device, &other] {
+            let extension = json!({"filters": [{"plugin": "mine"}], "onFault": on_fault});
+            gateway.subscribe(&with(topic, source, extension)).await;
+        }
+        consumers.push(gateway.consumer(topic, "subA").await);
+    }
+    let all = [(&device, "t", 0), (&device, "bad", 1), (&device, "t", 2), (&other, "t", 3)];
+    let all = all.map(|(source, kind, value)| measurement(source, kind, value));
+    gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);
+    for (consumer, values) in consumers.iter_mut().zip([&[0, 3][..], &[0, 2, 3], &[0, 1, 2, 3]]) {
+        for value in values {
+            assert_eq!(value_of(&consumer.receive().await.json()), *value, "of {values:?}");
+        }
+        assert_eq!(consumer.frames_until_pong().await, 0, "{values:?} is all");
+    }
+    let shown = gateway.get(&format!("{PATH}/mine/versions/1")).await.expect(200).json();
+    assert_eq!((&shown["heldMessages"], shown.get("quarantine")), (&json!(2), None), "{shown}");
+    assert_eq!(shown["usage"]["faults"].as_object().unwrap().keys().collect::<Vec<_>>(), ["refused"], "{shown}");
+    assert!(gateway.stderr().contains("that is bad"), "{}", gateway.stderr());
+}
+
+#[tokio::test]
+async fn a_script_keeps_something_for_each_source() {
+    let gateway = Gateway::start().await;
+    let devices = [gateway.device("a").await, gateway.device("b").await];
+    // The first of so many.
+    let text = "(message, settings, state) => (state.seen = (state.seen ?? 0) + 1) % settings.of === 1";
+    upload(&gateway, "first&world=filter", text).await.expect(201);
+    let mut subscription = with("Sub1", "", json!({"filters": [{"plugin": "first", "settings": {"of": 3}}]}));
+    subscription["context"] = json!("tenant");
+    subscription.as_object_mut().unwrap().remove("source");
+    gateway.subscribe(&subscription).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    for value in 0..7 {
+        // The second one begins later.
+        for (device, from) in devices.iter().zip([0, 2]) {
+            if value >= from {
+                gateway.measure(device, "t", value).await;
+            }
+        }
+    }
+    for (device, value) in [(0, 0), (1, 2), (0, 3), (1, 5), (0, 6)] {
+        let body = consumer.receive().await.json();
+        assert_eq!((&body["source"]["id"], value_of(&body)), (&json!(devices[device]), value), "{body}");
+    }
+    assert_eq!(consumer.frames_until_pong().await, 0);
+}
+
+// A stateful instance belongs to one subscription: another of the same settings sees nothing of it.
+#[tokio::test]
+async fn two_subscriptions_of_equal_settings_each_have_their_own_rate_limit() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let mut consumers = Vec::new();
+    for topic in ["Sub1", "Sub2"] {
+        let extension = json!({"filters": [{"plugin": "rate-limit", "settings": {"seconds": 60}}]});
+        gateway.subscribe(&with(topic, &device, extension)).await;
+        consumers.push(gateway.consumer(topic, "subA").await);
+    }
+    for (value, second) in [(0, 0), (1, 30), (2, 60), (3, 119), (4, 120)] {
+        let mut body = measurement(&device, "t", value);
+        body["time"] = json!(format!("2026-03-01T12:{:02}:{:02}.000Z", second / 60, second % 60));
+        gateway.post_measurement(&body).await.expect(201);
+    }
+    for consumer in &mut consumers {
+        for value in [0, 2, 4] {
+            assert_eq!(value_of(&consumer.receive().await.json()), value);
+        }
+        assert_eq!(consumer.frames_until_pong().await, 0);
+    }
+}
