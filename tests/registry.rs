@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 
-use crate::harness::{Call, Gateway, PASSWORD, USER, forwarded, value_of};
+use crate::harness::{Call, Gateway, PASSWORD, USER, forwarded, of_tenant, value_of};
+use crate::plugins::faulty;
 
 pub(crate) const PATH: &str = "/tidegate/v1/plugins";
 const WASM: &str = "application/wasm";
@@ -341,6 +343,88 @@ async fn a_gateway_starts_without_a_plugin_that_its_subscriptions_name() {
     let mut consumer = gateway.reconnect("Plain", "subA").await;
     gateway.measure(&plain, "t", 1).await;
     assert_eq!(value_of(&consumer.receive().await.json()), 1);
+}
+
+/// A component that holds a core module of so many functions, each of which stirs its parameter so often.
+fn stirring(functions: u32, times: u32) -> Vec<u8> {
+    fn number(mut number: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        while number >= 0x80 {
+            bytes.push(number as u8 | 0x80);
+            number >>= 7;
+        }
+        bytes.push(number as u8);
+        bytes
+    }
+    fn with_length(bytes: &[u8]) -> Vec<u8> {
+        [&number(u32::try_from(bytes.len()).unwrap()), bytes].concat()
+    }
+    let section = |id: u8, content: Vec<u8>| [&[id], &with_length(&content)[..]].concat();
+    // x = rotl(x, 5) ^ x, from no locals to the result.
+    let stir = [0x20, 0, 0x41, 5, 0x77, 0x20, 0, 0x73, 0x21, 0];
+    let body = with_length(&[&[0], &stir.repeat(times as usize)[..], &[0x20, 0, 0x0b]].concat());
+    let module = [
+        b"\0asm\x01\0\0\0".to_vec(),
+        section(1, vec![1, 0x60, 1, 0x7f, 1, 0x7f]),
+        section(3, [number(functions), vec![0; functions as usize]].concat()),
+        section(10, [number(functions), body.repeat(functions as usize)].concat()),
+    ];
+    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, module.concat())].concat()
+}
+
+// "a module that takes Cranelift long to compile": it costs what a compiler may use, and nothing else.
+#[tokio::test]
+async fn the_compiler_may_use_so_much_time_and_memory() {
+    let sound = component("type-filter");
+    // Longer than the limit allows, and not: what compiles goes on to be refused for what it is not.
+    let small = stirring(1, 10);
+    for (limit, large) in
+        [("compile_seconds = 1", stirring(200, 2_000)), ("compile_bytes = 134217728", stirring(1, 100_000))]
+    {
+        let gateway = Gateway::with(&format!("[plugins]\n{limit}\n")).await;
+        let text = upload(&gateway, "mine", &large).await.error(422, "the compiler gave up on it");
+        assert!(text.contains("plugins.compile_seconds") && text.contains("plugins.compile_bytes"), "{limit}: {text}");
+        let text = upload(&gateway, "mine", &small).await.error(422, "The plugin cannot be used");
+        assert!(!text.contains("gave up"), "{limit}: {text}");
+        upload(&gateway, "mine", &sound).await.expect(201);
+    }
+}
+
+#[tokio::test]
+async fn a_component_may_have_so_many_core_instances() {
+    let gateway = Gateway::with("[plugins]\nmax_instances = 10\n").await;
+    upload(&gateway, "mine", &component("threshold")).await.expect(201);
+    // A script brings its interpreter along, which has one more.
+    let script =
+        gateway.call("POST", &format!("{PATH}?name=script&world=filter")).body("text/javascript", "() => true");
+    script.await.error(422, "more core instances than it may (plugins.max_instances)");
+}
+
+// Settings that never end are tried beside the lock that subscriptions are made under.
+#[tokio::test]
+async fn settings_that_never_end_hold_up_no_other_tenant() {
+    const LOOPS: usize = 30;
+    let (gateway, _components) = faulty("type-filter", "loop-start", "").await;
+    let keeper = gateway.tenant("plant1").await;
+    let device = gateway.device("pump").await;
+    let mut looping = of_tenant("Sub1", &["measurements"]);
+    looping["subscriptionFilter"]["typeFilter"] = json!("'t'");
+    let mut looping_ones = JoinSet::new();
+    for _ in 0..LOOPS {
+        let call = gateway.post("/notification2/subscriptions", &looping).user(&keeper, PASSWORD);
+        looping_ones.spawn(call.into_future());
+    }
+    looping_ones.join_next().await.unwrap().unwrap().error(500, "longer than it may");
+    gateway.subscribe(&forwarded("Sub1", &device)).await;
+    let mut shaped = forwarded("Sub2", &device);
+    shaped["fragmentsToCopy"] = json!(["c8y_Reading"]);
+    gateway.subscribe(&shaped).await;
+    let mut ended = 1;
+    while let Some(answer) = looping_ones.try_join_next() {
+        answer.unwrap().error(500, "longer than it may");
+        ended += 1;
+    }
+    assert!(ended < LOOPS / 2, "{ended} of {LOOPS} came first");
 }
 
 #[tokio::test]

@@ -112,7 +112,10 @@ fn in_child(program: &PathBuf, limits: &PluginLimits, wasm: &[u8]) -> Result<Vec
 /// A child that dies without a word has met one of its limits, or an error of the compiler.
 fn gave_up(status: ExitStatus, limits: &PluginLimits) -> String {
     let PluginLimits { compile_seconds, compile_bytes, .. } = limits;
-    format!("the compiler gave up on it ({status}): it may use {compile_seconds} s and {compile_bytes} bytes")
+    format!(
+        "the compiler gave up on it ({status}): it may use {compile_seconds} s (plugins.compile_seconds) and \
+         {compile_bytes} bytes (plugins.compile_bytes)"
+    )
 }
 
 /// The child: compiles what comes in at standard input to standard output. The error is for standard error.

@@ -315,6 +315,9 @@ fn fault(store: &Store<Host>, error: &wasmtime::Error) -> Fault {
             if text.contains("fuel allocated for hostcalls") {
                 return Fault::Output("more than the gateway copies".into());
             }
+            if text.contains("instance count too high") {
+                return Fault::Trap("it has more core instances than it may (plugins.max_instances)".into());
+            }
             Fault::Trap(cut(&text).into())
         }
     }
