@@ -40,5 +40,7 @@ mod tenants;
 mod tls;
 mod tokens;
 mod topics;
+mod trial;
 mod users;
 mod volatile;
+mod workbench;

@@ -1,4 +1,4 @@
-//! `tidegate plugin`: the plugins of a running gateway, for those who write and install them.
+//! `tidegate plugin`: the plugins of a running gateway, for those who install them; for those who write them, see [`workbench`].
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -16,6 +16,7 @@ use crate::client::{Client, ClientArgs};
 use crate::manage::{cell, table, text};
 use crate::registry::Language;
 use crate::scaffold::{self, NewArgs};
+use crate::workbench::{self, CheckArgs, TryArgs};
 
 const PLUGINS: &str = "/tidegate/v1/plugins";
 
@@ -78,6 +79,10 @@ enum PluginCommand {
         #[arg(long, value_name = "N")]
         version: Option<u32>,
     },
+    /// Runs messages from standard input through a plugin, here and without a gateway
+    Try(TryArgs),
+    /// Says what a gateway would say to an upload of this file
+    Check(CheckArgs),
     /// Deletes a plugin, or one of its versions; no subscription may use it
     Delete {
         /// The plugin
@@ -91,7 +96,8 @@ enum PluginCommand {
 /// Runs `tidegate plugin`.
 ///
 /// # Errors
-/// Refusals, with the reason; when the gateway cannot be reached; files that cannot be read or written.
+/// Refusals, with the reason; when the gateway cannot be reached; files that cannot be read or written; when a plugin that is tried
+/// fails.
 pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
     let PluginArgs { gateway, json, command } = args;
     let client = || gateway.client();
@@ -125,6 +131,12 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             let rows = lines(&released);
             show(released, rows)
         }
+        PluginCommand::Try(args) => workbench::try_out(args).await,
+        PluginCommand::Check(args) => {
+            let found = workbench::check(args).await?;
+            let rows = version_lines(&found);
+            show(found, rows)
+        }
         PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),
     }
 }
@@ -150,7 +162,8 @@ async fn upload(
     Ok(client.upload(&format!("{PLUGINS}?{query}"), language(file).media_type(), body.into()).await?)
 }
 
-fn language(file: &Path) -> Language {
+/// What a file is written in.
+pub(crate) fn language(file: &Path) -> Language {
     match file.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("js")) {
         true => Language::JavaScript,
         false => Language::Wasm,

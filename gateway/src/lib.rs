@@ -15,7 +15,8 @@
 //! - [`message`] is the vocabulary, [`config`] holds every limit, [`clock`] the time, [`telemetry`] logs and metrics.
 //! - [`accounts`] says who there is: tenants and users as rows.
 //! - [`serve`] puts it all together; [`listen`] is a consumer for the terminal and [`admin`] changes accounts,
-//!   [`manage`] looks after topics and [`authoring`] after plugins, with [`client`];
+//!   [`manage`] looks after topics and [`authoring`] after plugins, with [`client`]; [`workbench`] tries plugins without a gateway,
+//!   on [`samples`];
 //!   [`upkeep`] checks a database, [`demo`] shows it all.
 //!
 //! `ARCHITECTURE.md` beside this crate tells why it is cut this way.
@@ -52,6 +53,7 @@ pub mod registry;
 pub mod removal;
 pub mod retention;
 pub mod retry;
+pub mod samples;
 pub mod scaffold;
 pub mod serve;
 pub mod socket;
@@ -61,4 +63,5 @@ pub mod telemetry;
 pub mod time;
 pub mod tls;
 pub mod upkeep;
+pub mod workbench;
 pub mod writer;

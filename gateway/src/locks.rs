@@ -1,4 +1,5 @@
-//! Keyed locks for what is read, changed and written: one holder per key, from the read until the commit is answered.
+//! Keyed locks for what is read, changed and written: one holder per key, from the read until the commit is answered; and places for
+//! what may be done a few times at once.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hash;
@@ -66,9 +67,69 @@ impl<K: Eq + Hash> Default for KeyedLocks<K> {
     }
 }
 
+/// Places for what takes much: some for all together, fewer for each key. Who gets none is refused.
+#[derive(Debug)]
+pub struct Places<K> {
+    all: usize,
+    each: usize,
+    taken: Mutex<HashMap<K, usize>>,
+}
+
+/// A place, until it is dropped.
+#[derive(Debug)]
+pub struct Place<'a, K: Eq + Hash + Clone> {
+    places: &'a Places<K>,
+    key: K,
+}
+
+impl<K: Eq + Hash + Clone> Places<K> {
+    /// So many for all together, and so many of them for each key.
+    #[must_use]
+    pub fn new(all: usize, each: usize) -> Self {
+        Self { all, each, taken: Mutex::default() }
+    }
+
+    /// A place for the key, if one is left.
+    #[must_use]
+    pub fn take(&self, key: &K) -> Option<Place<'_, K>> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_all: usize = taken.values().sum();
+        let of_key = taken.get(key).copied().unwrap_or_default();
+        if of_all >= self.all || of_key >= self.each {
+            return None;
+        }
+        taken.insert(key.clone(), of_key + 1);
+        Some(Place { places: self, key: key.clone() })
+    }
+}
+
+impl<K: Eq + Hash + Clone> Drop for Place<'_, K> {
+    fn drop(&mut self) {
+        let mut taken = self.places.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(of_key) = taken.get_mut(&self.key) {
+            *of_key -= 1;
+        }
+        taken.retain(|_, of_key| *of_key > 0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
+
+    #[test]
+    fn one_key_cannot_take_all_places() {
+        let places = Places::new(8, 4);
+        let mut held: Vec<_> = (0..4).map(|_| places.take(&1).unwrap()).collect();
+        assert!(places.take(&1).is_none());
+        held.extend((0..4).map(|_| places.take(&2).unwrap()));
+        assert!(places.take(&3).is_none());
+        held.remove(0);
+        assert!(places.take(&3).is_some() && places.take(&1).is_some(), "each gave its place back at once");
+        drop(held);
+        assert!(places.taken.lock().unwrap().is_empty());
+    }
 
     #[tokio::test]
     async fn held_locks_survive_a_sweep_and_others_do_not() {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use sqlx::SqlitePool;
 
 use crate::json::Invalid;
-use crate::locks::KeyedLocks;
+use crate::locks::{KeyedLocks, Places};
 use crate::message::Tenant;
 use crate::plugin::{self, Fault, Plugin, PluginError, PluginId, Plugins, Source, WeakPlugin, World};
 use crate::store::{Statement, StoreError, Value};
@@ -25,7 +25,7 @@ const NAMES: i64 = 10_000;
 const UPLOADS: usize = 8;
 const UPLOADS_OF_TENANT: usize = 4;
 /// What a plugin is configured with if its author names nothing.
-const NO_SETTINGS: &str = "{}";
+pub const NO_SETTINGS: &str = "{}";
 
 /// How much a tenant may upload.
 #[derive(Clone, Copy, Debug)]
@@ -168,8 +168,8 @@ pub struct Registry {
     writer: Writer,
     plugins: Plugins,
     limits: RegistryLimits,
-    /// Uploads at work, by tenant.
-    uploads: Mutex<HashMap<Tenant, usize>>,
+    /// Of uploads at work.
+    uploads: Places<Tenant>,
     /// One upload of a tenant at a time: they count versions and bytes.
     uploading: KeyedLocks<Tenant>,
     loading: KeyedLocks<PluginId>,
@@ -185,7 +185,7 @@ impl Registry {
             writer,
             plugins,
             limits,
-            uploads: Mutex::default(),
+            uploads: Places::new(UPLOADS, UPLOADS_OF_TENANT),
             uploading: KeyedLocks::new(),
             loading: KeyedLocks::new(),
             loaded: Mutex::default(),
@@ -208,7 +208,7 @@ impl Registry {
             return Err(Invalid::new("settings", "must be JSON text").into());
         }
         let source = source(upload.language, upload.world, &upload.body)?;
-        let _place = Place::take(&self.uploads, tenant)?;
+        let _place = self.uploads.take(tenant).ok_or(RegistryError::Busy)?;
         let _uploading = self.uploading.lock(tenant.clone()).await;
         let version = self.next_version(tenant, &upload).await?;
         let id = PluginId { tenant: Some(tenant.clone()), name: upload.name.as_str().into(), version };
@@ -505,37 +505,8 @@ impl Version {
     }
 }
 
-/// The place of an upload among those at work.
-struct Place<'a> {
-    uploads: &'a Mutex<HashMap<Tenant, usize>>,
-    tenant: Tenant,
-}
-
-impl<'a> Place<'a> {
-    fn take(uploads: &'a Mutex<HashMap<Tenant, usize>>, tenant: &Tenant) -> Result<Self, RegistryError> {
-        let mut taken = uploads.lock().unwrap_or_else(PoisonError::into_inner);
-        let of_all: usize = taken.values().sum();
-        let of_tenant = taken.entry(tenant.clone()).or_default();
-        if of_all >= UPLOADS || *of_tenant >= UPLOADS_OF_TENANT {
-            return Err(RegistryError::Busy);
-        }
-        *of_tenant += 1;
-        Ok(Self { uploads, tenant: tenant.clone() })
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        let mut taken = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(of_tenant) = taken.get_mut(&self.tenant) {
-            *of_tenant -= 1;
-        }
-        taken.retain(|_, uploads| *uploads > 0);
-    }
-}
-
 /// What a body is made into a plugin from.
-fn source(language: Language, world: Option<World>, body: &[u8]) -> Result<Source<'_>, Invalid> {
+pub(crate) fn source(language: Language, world: Option<World>, body: &[u8]) -> Result<Source<'_>, Invalid> {
     match (language, world) {
         (Language::Wasm, _) => Ok(Source::Component(body)),
         (Language::JavaScript, Some(world)) => match std::str::from_utf8(body) {
@@ -576,20 +547,6 @@ mod tests {
         for bad in ["", "1a", "-a", "A", "a_b", "a.b", "a/b", "ä", "type-filter", &"a".repeat(65)] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn one_tenant_cannot_take_the_place_of_all_uploads() {
-        let uploads = Mutex::default();
-        let take = |tenant: &str| Place::take(&uploads, &tenant.into());
-        let mut held: Vec<_> = (0..UPLOADS_OF_TENANT).map(|_| take("t1").unwrap()).collect();
-        assert!(matches!(take("t1"), Err(RegistryError::Busy)));
-        held.extend((0..UPLOADS - UPLOADS_OF_TENANT).map(|_| take("t2").unwrap()));
-        assert!(matches!(take("t3"), Err(RegistryError::Busy)));
-        held.remove(0);
-        assert!(take("t3").is_ok() && take("t1").is_ok(), "each gave its place back at once");
-        drop(held);
-        assert!(uploads.lock().unwrap().is_empty());
     }
 
     #[test]

@@ -338,6 +338,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         subscribing: tokio::sync::Mutex::default(),
         plugins,
         registry,
+        trials: api::places_for_trials(),
         writer,
         bodies,
         epochs: Epochs::new(),
@@ -358,30 +359,35 @@ fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow
     let settings = config.plugins.clone();
     let cache = data.join("plugin-cache");
     tokio::task::spawn_blocking(move || {
-        let limits = PluginLimits {
-            engine: settings.engine,
-            memory_bytes: settings.memory_bytes,
-            script_memory_bytes: settings.script_memory_bytes,
-            stack_bytes: settings.stack_bytes,
-            call_ms: settings.call_ms,
-            output_bytes: settings.output_bytes,
-            copy_bytes: settings.copy_bytes,
-            instances: settings.instances,
-            idle_seconds: settings.idle_seconds,
-            core_instances: settings.max_instances,
-            component_bytes: settings.max_bytes,
-            compile_seconds: settings.compile_seconds,
-            compile_bytes: settings.compile_bytes,
-            quarantine_faults: settings.quarantine_faults,
-            quarantine_seconds: settings.quarantine_seconds,
-            ..PluginLimits::default()
-        };
+        let limits = plugin_limits(&settings);
         if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {
             bail!("plugins.builtin_dir: {} is not a directory", dir.display());
         }
         let compiler = Compiler::Child(own_program().context("the gateway's own program was not found")?);
         Ok(Plugins::start(&limits, &compiler, &cache, settings.builtin_dir.as_deref())?)
     })
+}
+
+/// What the configuration allows plugins.
+pub(crate) fn plugin_limits(settings: &config::Plugins) -> PluginLimits {
+    PluginLimits {
+        engine: settings.engine,
+        memory_bytes: settings.memory_bytes,
+        script_memory_bytes: settings.script_memory_bytes,
+        stack_bytes: settings.stack_bytes,
+        call_ms: settings.call_ms,
+        output_bytes: settings.output_bytes,
+        copy_bytes: settings.copy_bytes,
+        instances: settings.instances,
+        idle_seconds: settings.idle_seconds,
+        core_instances: settings.max_instances,
+        component_bytes: settings.max_bytes,
+        compile_seconds: settings.compile_seconds,
+        compile_bytes: settings.compile_bytes,
+        quarantine_faults: settings.quarantine_faults,
+        quarantine_seconds: settings.quarantine_seconds,
+        ..PluginLimits::default()
+    }
 }
 
 /// The program that this process runs, even if its file has been replaced by a newer one.

@@ -19,7 +19,7 @@ use super::objects::{Family, Received};
 use super::{ApiError, App, AppState, Caller, Id, Reply, json_limits, list_turn, query, read_body};
 use crate::auth::Role;
 use crate::json::Limits;
-use crate::message::{Action, Api, Tenant};
+use crate::message::{Action, Api, Message, Tenant};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::ProcessingMode;
 use crate::platform::alarm::{self, Alarm, NewAlarm, OpenAlarms};
@@ -79,6 +79,16 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     FAMILY.list(&app, &caller, &uri, &headers, |one, out| render(&app, &caller, one, out)).await
+}
+
+/// The newest, for those who try plugins on them.
+pub(super) async fn newest(
+    app: &App,
+    caller: &Caller,
+    filter: Filter,
+    bounds: (u32, usize),
+) -> Result<Vec<Arc<Message>>, ApiError> {
+    FAMILY.newest(app, &caller.principal.tenant, filter, bounds, |one, out| render(app, caller, one, out)).await
 }
 
 /// GET of the number of those that a filter selects.

@@ -1,13 +1,16 @@
 //! `/measurement/measurements` (Cumulocity OpenAPI).
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::Response;
 use hyper::{HeaderMap, Uri};
 
 use super::objects::Family;
-use super::{ApiError, AppState, Caller, Id};
+use super::{ApiError, App, AppState, Caller, Id};
 use crate::auth::Role;
-use crate::message::Api;
+use crate::message::{Api, Message};
+use crate::platform::list::Filter;
 use crate::platform::measurement::{self, Measurement};
 
 const FAMILY: Family = Family {
@@ -52,6 +55,17 @@ pub(super) async fn list(
 ) -> Result<Response, ApiError> {
     let render = |one: &Measurement, out: &mut Vec<u8>| one.render(&caller.base_url, out);
     FAMILY.list(&app, &caller, &uri, &headers, render).await
+}
+
+/// The newest, for those who try plugins on them.
+pub(super) async fn newest(
+    app: &App,
+    caller: &Caller,
+    filter: Filter,
+    bounds: (u32, usize),
+) -> Result<Vec<Arc<Message>>, ApiError> {
+    let render = |one: &Measurement, out: &mut Vec<u8>| one.render(&caller.base_url, out);
+    FAMILY.newest(app, &caller.principal.tenant, filter, bounds, render).await
 }
 
 /// DELETE of one.

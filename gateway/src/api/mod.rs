@@ -25,6 +25,7 @@ mod subscriptions;
 mod tenants;
 mod tokens;
 mod topics;
+mod trial;
 mod users;
 
 use std::borrow::Cow;
@@ -55,6 +56,7 @@ pub(crate) use paths::drop_empty_segments;
 pub use routes::router;
 pub(crate) use subscriptions::load as load_subscriptions;
 pub(crate) use tenants::ADMIN;
+pub(crate) use trial::places as places_for_trials;
 
 use crate::auth::{Authenticator, ConsumerTokens, Principal, Role};
 use crate::backlog::{Bodies, Topics};
@@ -63,7 +65,7 @@ use crate::config::Config;
 use crate::dispatch::Epochs;
 use crate::ids::ObjectIds;
 use crate::json;
-use crate::locks::KeyedLocks;
+use crate::locks::{KeyedLocks, Places};
 use crate::message::{Api, Tenant};
 use crate::pipeline::Pipeline;
 use crate::platform::identity::ExternalId;
@@ -115,6 +117,8 @@ pub struct App {
     pub plugins: Plugins,
     /// The uploaded plugins.
     pub registry: Registry,
+    /// Of plugins that are tried.
+    pub trials: Places<Tenant>,
     /// The line up to the disk.
     pub pipeline: Pipeline,
     /// The single writer.
@@ -337,7 +341,7 @@ fn processing_mode(headers: &HeaderMap, api: Api) -> Result<ProcessingMode, ApiE
 }
 
 /// Limits of the JSON that clients send.
-fn json_limits(config: &Config) -> json::Limits {
+pub(crate) fn json_limits(config: &Config) -> json::Limits {
     json::Limits { depth: config.limits.json_depth, elements: config.limits.bulk_count, ..json::Limits::default() }
 }
 

@@ -9,6 +9,7 @@ use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 
+use super::trial::too_large;
 use super::{ApiError, App, Caller, Reply, found, json_limits, list_turn, processing_mode, query, read_body};
 use crate::auth::{Principal, Role};
 use crate::json::{Invalid, Members};
@@ -18,6 +19,7 @@ use crate::platform::list::{self, Filter, Stored, id_list, only_known};
 use crate::platform::object::{Names, NewObject, Posted, parse_posted};
 use crate::platform::page::{Envelope, MAX_BYTES, PageRequest, Query};
 use crate::platform::{ProcessingMode, deletion};
+use crate::samples;
 use crate::store::{ObjectRow, Statement, Value};
 use crate::writer::Change;
 
@@ -238,6 +240,29 @@ impl Family {
         let mut body = Vec::new();
         envelope.render(&listed.objects, render, &mut body);
         Ok(found(headers, self.names.collection, body))
+    }
+
+    /// The newest of what `filter` selects, newest first, as subscriptions heard of it when it was new. All of it together has at most
+    /// `max_bytes`.
+    pub(super) async fn newest<T: Stored>(
+        &self,
+        app: &App,
+        tenant: &Tenant,
+        filter: Filter,
+        (most, max_bytes): (u32, usize),
+        render: impl Fn(&T, &mut Vec<u8>),
+    ) -> Result<Vec<Arc<Message>>, ApiError> {
+        let filter = Filter { revert: !T::NEWEST_FIRST, ..filter };
+        let page = PageRequest::first(most);
+        let mut store = list_turn(app).await?;
+        let listed = list::list(&mut store, tenant.as_str(), &filter, &page, max_bytes).await.map_err(too_large)?;
+        drop(store);
+        let message = |one: &T| {
+            let mut body = Vec::new();
+            render(one, &mut body);
+            Ok(Arc::new(samples::of_body(tenant, self.api, Action::Create, &body)?))
+        };
+        listed.objects.iter().map(message).collect()
     }
 
     /// DELETE of one.

@@ -1,5 +1,7 @@
 //! `/devicecontrol/operations` (Cumulocity OpenAPI).
 
+use std::sync::Arc;
+
 use axum::extract::{Request, State};
 use axum::response::Response;
 use bytes::Bytes;
@@ -9,9 +11,10 @@ use hyper::{HeaderMap, StatusCode, Uri};
 use super::objects::{Family, unknown_source};
 use super::{ApiError, App, AppState, Caller, Id, Reply, json_limits, read_body};
 use crate::auth::Role;
-use crate::message::{Action, Api, Tenant};
+use crate::message::{Action, Api, Message, Tenant};
 use crate::pipeline::Request as LineRequest;
 use crate::platform::ProcessingMode;
+use crate::platform::list::Filter;
 use crate::platform::operation::{self, Operation};
 use crate::store::{Statement, Value};
 use crate::time;
@@ -76,6 +79,16 @@ pub(super) async fn list(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     FAMILY.list(&app, &caller, &uri, &headers, |one, out| render(&app, &caller, one, out)).await
+}
+
+/// The newest, for those who try plugins on them.
+pub(super) async fn newest(
+    app: &App,
+    caller: &Caller,
+    filter: Filter,
+    bounds: (u32, usize),
+) -> Result<Vec<Arc<Message>>, ApiError> {
+    FAMILY.newest(app, &caller.principal.tenant, filter, bounds, |one, out| render(app, caller, one, out)).await
 }
 
 /// PUT of the status, and of what the device has to say to it.

@@ -415,7 +415,7 @@ async fn remove(app: &App, tenant: &Tenant, routes: &[Arc<Route>]) -> Result<Res
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn missing() -> ApiError {
+pub(super) fn missing() -> ApiError {
     ApiError::not_found("reliable-notification", "Finding subscription from database failed")
 }
 

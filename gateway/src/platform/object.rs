@@ -166,7 +166,7 @@ pub(super) fn stored_text(body: &[u8], wanted: &str) -> Option<Box<str>> {
 }
 
 /// The raw value of a member of an object that was parsed when it came.
-pub(super) fn member<'a>(object: &'a str, wanted: &str) -> Option<&'a str> {
+pub(crate) fn member<'a>(object: &'a str, wanted: &str) -> Option<&'a str> {
     let mut found = None;
     let walked = json::each_member(object, |name, raw| {
         if name == wanted {

@@ -43,6 +43,12 @@ impl PageRequest {
         })
     }
 
+    /// The first page, without totals.
+    #[must_use]
+    pub fn first(size: u32) -> Self {
+        Self { current: 1, size, with_total_pages: false, with_total_elements: false }
+    }
+
     /// How many elements come before the page.
     #[must_use]
     pub fn offset(&self) -> u64 {

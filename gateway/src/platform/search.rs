@@ -60,6 +60,12 @@ pub struct Filter {
 }
 
 impl Filter {
+    /// All objects, those with the highest ids first.
+    #[must_use]
+    pub fn newest_first() -> Self {
+        Self { descending: true, ..Self::default() }
+    }
+
     /// Reads the parameters; the first of several with one name counts, unknown ones are left alone.
     ///
     /// # Errors

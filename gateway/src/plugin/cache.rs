@@ -52,7 +52,8 @@ impl Cache {
         let name = name(engine, wasm);
         let path = self.dir.join(&name);
         match self.write(&name, &path, code) {
-            Ok(()) => map(engine, &path),
+            // Somebody else may have deleted it meanwhile.
+            Ok(()) => map(engine, &path).or_else(|_| deserialize(engine, code)),
             Err(error) => {
                 tracing::warn!(%error, "a compiled plugin could not be kept for the next start");
                 deserialize(engine, code)

@@ -16,13 +16,22 @@ use super::bindings::transform::exports::tidegate::plugin::transforming::{self, 
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
-use super::{Fault, Instance, PluginLimits, Verdict};
+use super::{Fault, Instance, Interest, PluginLimits, Verdict};
 use crate::json;
 use crate::message::Message;
 
 const COMPONENT_HANDLES: usize = 1000;
 /// Pointers that a filter may have extracted from each message.
 const POINTERS: usize = 32;
+/// The fields of a message's metadata, and their names.
+const FIELDS: [(MetaFields, &str); 6] = [
+    (MetaFields::TENANT, "tenant"),
+    (MetaFields::API, "api"),
+    (MetaFields::SOURCE, "source"),
+    (MetaFields::TYPE, "type"),
+    (MetaFields::ACTION, "action"),
+    (MetaFields::TIME, "time"),
+];
 
 /// A configured instance in a store of its own. After an error it is dead and must be dropped.
 pub(super) struct Live {
@@ -92,6 +101,21 @@ impl Live {
             kind_decides: matches!(&self.guest, Guest::Filter(_, interest) if !self.imports && names_kinds_alone(interest)),
             keeps_state: self.guest.state() == State::PerSource,
         }
+    }
+
+    /// What it has asked for.
+    pub(super) fn interest(&self) -> Interest {
+        let (meta, body, pointers) = match &self.guest {
+            Guest::Filter(_, interest) => (interest.meta, interest.body, interest.pointers.clone()),
+            Guest::Transform(_, interest) => (interest.meta, interest.body, Vec::new()),
+        };
+        let meta = FIELDS.iter().filter(|(field, _)| meta.contains(*field)).map(|(_, name)| *name).collect();
+        let body = match body {
+            BodyForm::None => "none",
+            BodyForm::Bytes => "bytes",
+            BodyForm::Text => "text",
+        };
+        Interest { meta, body, pointers, keeps_state: self.traits().keeps_state }
     }
 
     /// Bytes of linear memory that it holds; it never gives any back.

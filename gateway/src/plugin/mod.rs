@@ -32,12 +32,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tokio::sync::OnceCell;
 
 pub use self::cache::digest;
 use self::compiler::Compiler;
-use self::instance::{Judge, Shape};
+use self::instance::{Judge, Live, Shape};
 use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, WeakPlugin, World};
@@ -371,6 +371,51 @@ pub struct Trial {
     pub memory_bytes: usize,
 }
 
+/// What a plugin with its settings wants to be told of each message.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Interest {
+    /// The fields of `meta` in `wit/plugin.wit`.
+    pub meta: Vec<&'static str>,
+    /// How it takes the body: `none`, `bytes` or `text`.
+    pub body: &'static str,
+    /// JSON pointers to the values that it is handed.
+    pub pointers: Vec<String>,
+    /// Whether it keeps something for each source.
+    pub keeps_state: bool,
+}
+
+/// Messages that are tried one by one, in order, on an instance of their own.
+pub struct Trials {
+    plugins: Plugins,
+    instance: Instance,
+    live: Option<Live>,
+    interest: Interest,
+}
+
+impl Trials {
+    /// What the plugin wants to be told.
+    #[must_use]
+    pub fn interest(&self) -> &Interest {
+        &self.interest
+    }
+
+    /// Tries one more message. After a fault the instance is made anew, and has forgotten what it kept.
+    ///
+    /// # Errors
+    /// [`PluginError::Fault`] if the gateway is stopping.
+    pub async fn run(&mut self, message: Arc<Message>) -> Result<Trial, PluginError> {
+        let (pool, instance, live) = (&self.plugins.0.pool, &self.instance, self.live.take());
+        let tried = match instance.plugin().world() {
+            World::Filter => pool.trial::<Judge>(instance, live, message).await,
+            World::Transform => pool.trial::<Shape>(instance, live, message).await,
+        };
+        let (trial, left) = tried.map_err(|fault| refused(instance.plugin(), fault))?;
+        self.live = left;
+        Ok(trial)
+    }
+}
+
 /// Why plugins could not be started or an instance not be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum PluginError {
@@ -537,8 +582,17 @@ impl Plugins {
         Ok(Instance(Arc::new(Key { kind_decides: traits.kind_decides, ..key })))
     }
 
-    /// Runs messages one by one through an instance of their own on the trial lane. Nothing live is touched, and no limit on the
-    /// whole: as many messages as are given. After a fault the instance is made anew.
+    /// An instance on the trial lane, for samples. Nothing live is touched.
+    ///
+    /// # Errors
+    /// Those of [`Plugins::configure`].
+    pub async fn trials(&self, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Trials, PluginError> {
+        let instance = self.candidate(tenant, plugin, settings)?;
+        let live = self.0.pool.begin(&instance).await.map_err(|fault| refused(plugin, fault))?;
+        Ok(Trials { plugins: self.clone(), instance, interest: live.interest(), live: Some(live) })
+    }
+
+    /// [`Plugins::trials`] of as many messages as are given, without a limit on the whole.
     ///
     /// # Errors
     /// Those of [`Plugins::configure`].
@@ -549,12 +603,12 @@ impl Plugins {
         settings: &str,
         messages: Vec<Arc<Message>>,
     ) -> Result<Vec<Trial>, PluginError> {
-        let candidate = self.candidate(tenant, plugin, settings)?;
-        let trials = match plugin.world() {
-            World::Filter => self.0.pool.trial::<Judge>(&candidate, messages).await,
-            World::Transform => self.0.pool.trial::<Shape>(&candidate, messages).await,
-        };
-        trials.map_err(|fault| refused(plugin, fault))
+        let mut trials = self.trials(tenant, plugin, settings).await?;
+        let mut tried = Vec::with_capacity(messages.len());
+        for message in messages {
+            tried.push(trials.run(message).await?);
+        }
+        Ok(tried)
     }
 
     /// An instance that nobody has asked whether it accepts its settings.

@@ -199,6 +199,17 @@ impl Plugin {
         }
     }
 
+    /// The names of the interfaces that it imports.
+    #[must_use]
+    pub fn imports(&self) -> Vec<String> {
+        let (engine, component) = match &self.0.code {
+            Code::Filter(pre) => (pre.engine(), pre.instance_pre().component()),
+            Code::Transform(pre) => (pre.engine(), pre.instance_pre().component()),
+            Code::None(..) => return Vec::new(),
+        };
+        component.component_type().imports(engine).map(|(name, _)| name.to_owned()).collect()
+    }
+
     /// Why it is asked nothing, if so.
     pub(super) fn blocked(&self) -> Option<Fault> {
         self.missing().map(|reason| Fault::Unavailable(reason.into()))

@@ -119,22 +119,22 @@ impl Pool {
 
     /// Has an instance configured on the trial lane. It is dropped then; where the messages are, it is made anew.
     pub(super) async fn configure(&self, instance: &Instance) -> Result<Traits, Fault> {
-        let configured = self.attempt(instance, Shared::configure).await?;
-        Ok(configured?.traits())
+        Ok(self.begin(instance).await?.traits())
     }
 
-    /// Runs the messages one by one on the trial lane, through an instance of their own.
-    pub(super) async fn trial<W: Work>(&self, instance: &Instance, messages: Messages) -> Result<Vec<Trial>, Fault> {
-        let mut live = Some(self.attempt(instance, Shared::configure).await??);
-        let mut trials = Vec::with_capacity(messages.len());
-        for message in messages {
-            let current = live.take();
-            let work = move |shared: &Shared, instance: &Instance| shared.trial::<W>(instance, current, message);
-            let (trial, left) = self.attempt(instance, work).await?;
-            trials.push(trial);
-            live = left;
-        }
-        Ok(trials)
+    /// A live instance on the trial lane, which has accepted its settings.
+    pub(super) async fn begin(&self, instance: &Instance) -> Result<Live, Fault> {
+        self.attempt(instance, Shared::configure).await?
+    }
+
+    /// Runs a message through it; where there is none, through a new one. Returns what is left of it.
+    pub(super) async fn trial<W: Work>(
+        &self,
+        instance: &Instance,
+        live: Option<Live>,
+        message: Arc<Message>,
+    ) -> Result<(Trial, Option<Live>), Fault> {
+        self.attempt(instance, move |shared, instance| shared.trial::<W>(instance, live, message)).await
     }
 
     /// One piece of work on the trial lane, in the tenant's turn.

@@ -1,0 +1,198 @@
+//! `tidegate plugin try` and `tidegate plugin check`: plugins for their authors, in this process, without a gateway and with a gateway's
+//! limits.
+//!
+//! ```text
+//! file ─▶ Plugins ─▶ Trials ◀─ samples of standard input
+//!                      └─▶ an outcome a line
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::{env, fs, io};
+
+use anyhow::{Context as _, anyhow, bail};
+use clap::Args;
+use serde::Serialize;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tracing_subscriber::EnvFilter;
+
+use crate::admin::print;
+use crate::api::json_limits;
+use crate::auth::DEFAULT_TENANT;
+use crate::authoring::language;
+use crate::config::Config;
+use crate::message::Tenant;
+use crate::plugin::compiler::Compiler;
+use crate::plugin::{Plugin, PluginError, PluginId, PluginLimits, Plugins, Trials, World, digest};
+use crate::registry::{NO_SETTINGS, source};
+use crate::samples::{self, Outcome, Tally};
+use crate::serve::{own_program, plugin_limits};
+
+/// `tidegate plugin try`
+#[derive(Args, Debug)]
+pub struct TryArgs {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+/// `tidegate plugin check`
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+#[derive(Args, Debug)]
+struct BenchArgs {
+    /// A component, or a script if the file ends in .js
+    file: PathBuf,
+    /// JSON for the plugin's `configure` (default: {})
+    #[arg(long, value_name = "JSON")]
+    settings: Option<String>,
+    /// What a script is for: filter or transform; a component says so itself
+    #[arg(long)]
+    world: Option<String>,
+    /// The configuration file of a gateway, whose limits on plugins hold
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Runs `tidegate plugin try`: a line of JSON for each message, and the sum on standard error.
+///
+/// # Errors
+/// A plugin or settings that a gateway would refuse; a line that is no sample, by its number; when the plugin fails on a message, once
+/// all are tried.
+pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
+    #[derive(Serialize)]
+    struct Tried {
+        line: usize,
+        #[serde(flatten)]
+        outcome: Outcome,
+    }
+    show_log();
+    let bench = Bench::open(&args.bench).await?;
+    let mut trials = bench.configure(args.bench.settings.as_deref().unwrap_or(NO_SETTINGS)).await?;
+    let limits = json_limits(&bench.config);
+    let mut tally = Tally::new(bench.plugin.world());
+    for (line, text) in (1..).zip(io::stdin().lines()) {
+        let text = text.with_context(|| format!("line {line} cannot be read"))?;
+        if text.trim().is_empty() {
+            continue;
+        }
+        let message = samples::message_or_body(&bench.tenant, text.as_bytes(), &limits);
+        let message = message.map_err(|error| anyhow!("line {line}: {error}"))?;
+        let outcome = Outcome::of(&trials.run(Arc::new(message)).await?);
+        tally.count(&outcome);
+        print(&[serde_json::to_string(&Tried { line, outcome })?])?;
+    }
+    eprint(&tally.to_string());
+    match tally.faults() {
+        0 => Ok(()),
+        faults => bail!("the plugin failed on {faults} messages"),
+    }
+}
+
+/// Runs `tidegate plugin check`: what the plugin is, and what it wants to be told.
+///
+/// # Errors
+/// A plugin that a gateway would refuse, with the reason; named settings that the plugin refuses.
+pub async fn check(args: CheckArgs) -> anyhow::Result<Value> {
+    let BenchArgs { file, settings, .. } = &args.bench;
+    let bench = Bench::open(&args.bench).await?;
+    let mut found = json!({
+        "world": bench.plugin.world().name(),
+        "language": language(file).name(),
+        "size": bench.body.len(),
+        "digest": digest(&bench.body),
+        "imports": bench.plugin.imports(),
+    });
+    match bench.try_to_configure(settings.as_deref().unwrap_or(NO_SETTINGS)).await {
+        Ok(trials) => found["interest"] = json!(trials.interest()),
+        // Whoever uploads it without settings is told the same.
+        Err(PluginError::Settings(text)) if settings.is_none() => found["configure"] = String::from(text).into(),
+        Err(error) => return Err(refused(error)),
+    }
+    Ok(found)
+}
+
+/// A plugin in a sandbox of its own.
+struct Bench {
+    plugins: Plugins,
+    plugin: Plugin,
+    body: Vec<u8>,
+    tenant: Tenant,
+    config: Config,
+    /// Without a directory of the user's own, compiled code is not kept.
+    _cache: Option<TempDir>,
+}
+
+impl Bench {
+    async fn open(args: &BenchArgs) -> anyhow::Result<Self> {
+        let BenchArgs { file, settings, world, config } = args;
+        if settings.as_deref().is_some_and(|text| serde_json::from_str::<IgnoredAny>(text).is_err()) {
+            bail!("--settings must be JSON text");
+        }
+        let world = match world {
+            None => None,
+            Some(name) => Some(World::named(name).context("--world must be 'filter' or 'transform'")?),
+        };
+        let config = Config::load(config.as_deref(), env::vars())?;
+        let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+        let source = source(language(file), world, &body)?;
+        let (cache, temporary) = match own_cache() {
+            Some(cache) => (cache, None),
+            None => TempDir::new().map(|dir| (dir.path().to_owned(), Some(dir)))?,
+        };
+        let limits = PluginLimits { log_lines: u32::MAX, ..plugin_limits(&config.plugins) };
+        let compiler = Compiler::Child(own_program().context("this program was not found")?);
+        let builtin_dir = config.plugins.builtin_dir.clone();
+        let start = move || Plugins::start(&limits, &compiler, &cache, builtin_dir.as_deref());
+        let plugins = tokio::task::spawn_blocking(start).await??;
+        let tenant = Tenant::from(DEFAULT_TENANT);
+        let name = file.file_stem().unwrap_or_default().to_string_lossy();
+        let id = PluginId { tenant: Some(tenant.clone()), name: (&*name).into(), version: 1 };
+        let loaded = plugins.load(id, source).await;
+        // The next build is another component, so that nobody would come for this one's code.
+        plugins.forget(&digest(&body)).await;
+        let plugin = loaded.map_err(refused)?;
+        if let Some(world) = world.filter(|world| *world != plugin.world()) {
+            bail!("--world is '{}', and the component is for the world '{}'", world.name(), plugin.world().name());
+        }
+        Ok(Self { plugins, plugin, body, tenant, config, _cache: temporary })
+    }
+
+    async fn configure(&self, settings: &str) -> anyhow::Result<Trials> {
+        self.try_to_configure(settings).await.map_err(refused)
+    }
+
+    async fn try_to_configure(&self, settings: &str) -> Result<Trials, PluginError> {
+        self.plugins.trials(&self.tenant, &self.plugin, settings).await
+    }
+}
+
+fn refused(error: PluginError) -> anyhow::Error {
+    samples::refusal(error).map_or_else(Into::into, Into::into)
+}
+
+/// Where this user's programs keep what they can make again (XDG Base Directory Specification). Compiled code is trusted, so that
+/// it must be nobody else's directory.
+fn own_cache() -> Option<PathBuf> {
+    let directory = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let base = directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));
+    base.map(|base| base.join("tidegate/plugins"))
+}
+
+/// What plugins write into the log goes to standard error.
+fn show_log() {
+    let filter = EnvFilter::new("off,tidegate::plugin::host=debug");
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let _ = log.without_time().with_target(false).with_ansi(false).try_init();
+}
+
+fn eprint(line: &str) {
+    use std::io::Write as _;
+    // With stderr gone there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "{line}");
+}
