@@ -11,6 +11,7 @@ mod consumers;
 mod crash;
 mod demo;
 mod discovery;
+mod explain;
 mod harness;
 mod history;
 mod hold;

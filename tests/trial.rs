@@ -1,4 +1,4 @@
-//! Plugins are tried before they are used (`docs/http.md`, "Try").
+//! Plugins are tried before they are used (`docs/http.md`, "Try and explain").
 
 use std::time::{Duration, Instant};
 

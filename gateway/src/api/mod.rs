@@ -7,6 +7,7 @@ mod cors;
 mod discovery;
 mod error;
 mod events;
+mod explain;
 mod figures;
 mod full_topics;
 mod identity;

@@ -10,8 +10,8 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
-    ApiError, App, alarms, children, consumer, cors, discovery, events, identity, inventory, measurements, messaging,
-    openapi, operations, operator, plugins, push, subscriptions, tenants, tokens, topics, trial, users,
+    ApiError, App, alarms, children, consumer, cors, discovery, events, explain, identity, inventory, measurements,
+    messaging, openapi, operations, operator, plugins, push, subscriptions, tenants, tokens, topics, trial, users,
 };
 use crate::platform::relation::Kind;
 
@@ -205,6 +205,7 @@ pub(super) fn other_routes() -> impl Iterator<Item = Route> {
         route("/notification2/token", "GET, POST", get(tokens::get).post(tokens::create)),
         route("/notification2/unsubscribe", "POST", post(tokens::unsubscribe)),
         route("/notification2/consumer", "GET", get(consumer::connect)),
+        route("/tidegate/v1/subscriptions/{id}/explain", "POST", post(explain::explain)),
         route("/tidegate/v1/plugins/{name}/versions/{version}/try", "POST", post(trial::try_out)),
         route("/platform", "GET", get(discovery::platform)),
         route("/tenant/currentTenant", "GET", get(discovery::tenant)),

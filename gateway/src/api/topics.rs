@@ -255,7 +255,8 @@ pub(super) fn subscriptions(app: &App, key: &TopicKey) -> Vec<Arc<Route>> {
     app.index.list(&key.tenant, |one| *one.subscription == *key.name && one.non_persistent == key.non_persistent)
 }
 
-fn rendered(app: &App, caller: &Caller, key: &Arc<TopicKey>) -> Value {
+/// A topic with its consumers.
+pub(super) fn rendered(app: &App, caller: &Caller, key: &Arc<TopicKey>) -> Value {
     let mut topic = render(app, caller, key, subscriptions(app, key).len());
     let (consumers, held) =
         app.topics.topic_figures(key).map(|figures| (figures.consumers, figures.held)).unwrap_or_default();

@@ -5,6 +5,7 @@
 
 mod index;
 mod model;
+mod reason;
 
 pub use index::{Index, Route};
 pub use model::{Context, OnFault, PluginSettings, PluginUse, Subscription, check_name};
