@@ -29,6 +29,7 @@ mod push;
 mod quarantine;
 mod quota;
 mod registry;
+mod rollout;
 mod scaffold;
 mod scripts;
 mod shaping;

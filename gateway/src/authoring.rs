@@ -134,7 +134,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         PluginCommand::Try(args) => workbench::try_out(args).await,
         PluginCommand::Check(args) => {
             let found = workbench::check(args).await?;
-            let rows = version_lines(&found);
+            let rows = lines(&found);
             show(found, rows)
         }
         PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),

@@ -122,6 +122,17 @@ impl<'a> Members<'a> {
         Self(self.0.iter().filter(|member| !names.contains(&&*member.name)).cloned().collect())
     }
 
+    /// Refuses members of other names.
+    ///
+    /// # Errors
+    /// That names the first of them.
+    pub fn only(&self, names: &[&str]) -> Result<(), Invalid> {
+        match self.0.iter().find(|member| !names.contains(&&*member.name)) {
+            Some(unknown) => Err(Invalid::new(&unknown.name, "is not a known member of it")),
+            None => Ok(()),
+        }
+    }
+
     /// All members in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Member<'a>> {
         self.0.iter()

@@ -106,6 +106,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     }
 
     tokio::spawn(api::watch_full_topics(app.clone(), base_url));
+    tokio::spawn(api::watch_canaries(app.clone()));
     let stop = CancellationToken::new();
     let serving = tokio::spawn(listeners.serve(api::router(app.clone()), limits, unsent, stop.clone()));
     tracing::info!(addresses = %ready, "serving");

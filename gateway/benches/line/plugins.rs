@@ -158,9 +158,12 @@ impl Bench {
     /// The guests do what their twins do.
     fn check(&self) -> Result<()> {
         let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(&self.filter, MOST, 1)));
-        ensure!(verdicts[0].iter().all(|verdict| *verdict == Ok(true)), "type-filter does not pass every message");
+        ensure!(
+            verdicts[0].answers.iter().all(|verdict| *verdict == Ok(true)),
+            "type-filter does not pass every message"
+        );
         let shaped = self.runtime.block_on(self.plugins.shape(self.batches(&self.transform, MOST, 1)));
-        for (message, body) in self.messages.iter().zip(&shaped[0]) {
+        for (message, body) in self.messages.iter().zip(&shaped[0].answers) {
             let guest = body.as_ref().map_err(Fault::clone)?;
             ensure!(*guest == self.projected(message)?, "fragments-to-copy differs from its twin");
             ensure!(guest.len() < message.body.len(), "fragments-to-copy cuts nothing off");
@@ -175,7 +178,7 @@ impl Bench {
             let plugin = self.runtime.block_on(self.plugins.load(id, *source))?;
             let filter = self.runtime.block_on(self.plugins.configure(&TENANT.into(), &plugin, "null", 1))?;
             let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(&filter, MOST, 1)));
-            for (message, verdict) in self.messages.iter().zip(&verdicts[0]) {
+            for (message, verdict) in self.messages.iter().zip(&verdicts[0].answers) {
                 ensure!(*verdict == Ok(twin(message)), "{name} differs from its twin");
             }
             self.beside(&filter, *twin, rounds, |size, costs| {
@@ -210,7 +213,7 @@ impl Bench {
     fn ask(&self, filter: &Instance, size: usize, calls: usize) -> Result<f64> {
         self.cost(|| {
             let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(filter, size, calls)));
-            ensure!(verdicts.iter().flatten().all(Result::is_ok), "{filter:?} failed");
+            ensure!(verdicts.iter().flat_map(|answered| &answered.answers).all(Result::is_ok), "{filter:?} failed");
             Ok(size * calls)
         })
     }
@@ -219,7 +222,10 @@ impl Bench {
         self.cost(|| {
             let batches = self.batches(&self.transform, size, calls);
             let bodies = self.runtime.block_on(self.plugins.shape(batches));
-            ensure!(bodies.iter().flatten().all(Result::is_ok), "fragments-to-copy failed");
+            ensure!(
+                bodies.iter().flat_map(|answered| &answered.answers).all(Result::is_ok),
+                "fragments-to-copy failed"
+            );
             Ok(size * calls)
         })
     }

@@ -1,6 +1,7 @@
 //! HTTP: the one router, one file for each family of resources, and what all handlers share.
 
 mod alarms;
+mod canary;
 mod children;
 mod consumer;
 mod cors;
@@ -51,6 +52,7 @@ use tokio::sync::{Mutex, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub(crate) use canary::watch as watch_canaries;
 pub use error::ApiError;
 pub(crate) use full_topics::watch as watch_full_topics;
 pub(crate) use paths::drop_empty_segments;

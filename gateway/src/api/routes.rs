@@ -10,8 +10,9 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, delete, get, post};
 
 use super::{
-    ApiError, App, alarms, children, consumer, cors, discovery, events, explain, identity, inventory, measurements,
-    messaging, openapi, operations, operator, plugins, push, subscriptions, tenants, tokens, topics, trial, users,
+    ApiError, App, alarms, canary, children, consumer, cors, discovery, events, explain, identity, inventory,
+    measurements, messaging, openapi, operations, operator, plugins, push, subscriptions, tenants, tokens, topics,
+    trial, users,
 };
 use crate::platform::relation::Kind;
 
@@ -127,6 +128,12 @@ fn subscription_routes() -> impl Iterator<Item = Route> {
             "GET, DELETE",
             get(subscriptions::get).delete(subscriptions::delete),
         ),
+        route(
+            "/tidegate/v1/subscriptions/{id}/canary",
+            "GET, PUT, DELETE",
+            get(canary::get).put(canary::update).delete(canary::delete),
+        ),
+        route("/tidegate/v1/subscriptions/{id}/canary/promote", "POST", post(canary::promote)),
         route("/tidegate/v1/consumers", "GET, POST", get(push::list).post(push::create)),
         route("/tidegate/v1/consumers/{id}", "GET, DELETE", get(push::get).delete(push::delete)),
     ]

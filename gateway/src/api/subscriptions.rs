@@ -21,11 +21,11 @@ use crate::platform::parse_id;
 use crate::plugin::{BuiltIn, Fault, Instance, Plugin, PluginError, PluginId, Plugins, World};
 use crate::registry::{Registry, RegistryError};
 use crate::store::{Statement, Value};
-use crate::subscription::{Context, Index, PluginSettings, PluginUse, Route, Subscription};
+use crate::subscription::{Canary, Context, Index, PluginSettings, PluginUse, Route, Subscription};
 use crate::writer::Change;
 
 const PATH: &str = "/notification2/subscriptions";
-const ROLE: Role = Role::Notification2Admin;
+pub(super) const ROLE: Role = Role::Notification2Admin;
 
 /// GET of `/notification2`: where things are.
 pub(super) async fn resource(caller: Caller, headers: HeaderMap) -> Result<Response, ApiError> {
@@ -73,7 +73,7 @@ async fn make(
     let route = Making { registry: &app.registry, tenant, at_start: false }.route(subscription).await?;
     let _subscribing = app.subscribing.lock().await;
     check(app, tenant, &route.subscription)?;
-    still_there(&app.registry, tenant, &route.subscription).await?;
+    still_there(&app.registry, tenant, route.subscription.plugins()).await?;
     let subscription = &route.subscription;
     let statement = Statement {
         sql: "INSERT INTO subscription(id, tenant, source, body) VALUES (?, ?, ?, ?)",
@@ -81,7 +81,7 @@ async fn make(
             Value::Int(subscription.id.cast_signed()),
             Value::Text(tenant.to_string()),
             subscription.source.map_or(Value::Null, |source| Value::Int(source.cast_signed())),
-            Value::Text(serde_json::to_string(subscription).expect("invariant: a subscription serializes")),
+            stored(subscription),
         ],
     };
     app.writer.commit(Change { statements: vec![statement], ..Change::default() }).await?;
@@ -90,6 +90,11 @@ async fn make(
     app.index.insert(route);
     let reply = Reply { status: StatusCode::CREATED, location, media: "subscription" };
     Ok(reply.respond(headers, || rendered.into_bytes()))
+}
+
+/// A subscription as it stands in its row.
+pub(super) fn stored(subscription: &Subscription) -> Value {
+    Value::Text(serde_json::to_string(subscription).expect("invariant: a subscription serializes"))
 }
 
 /// GET of a page, filtered by `context`, `source`, `subscription` and `typeFilter`.
@@ -191,11 +196,11 @@ fn render(app: &App, caller: &Caller, subscription: &Subscription) -> String {
 }
 
 /// Puts together what a subscription needs.
-struct Making<'a> {
-    registry: &'a Registry,
-    tenant: &'a Tenant,
+pub(super) struct Making<'a> {
+    pub(super) registry: &'a Registry,
+    pub(super) tenant: &'a Tenant,
     /// Then it is as it is: what cannot be had stands in for itself and answers with faults.
-    at_start: bool,
+    pub(super) at_start: bool,
 }
 
 impl Making<'_> {
@@ -217,7 +222,16 @@ impl Making<'_> {
             name: subscription.subscription.as_str().into(),
             non_persistent: subscription.non_persistent,
         };
-        Ok(Route { subscription, topic: Arc::new(topic), filters, transforms })
+        let canary = subscription.canary.take();
+        let route = Route { subscription, topic: Arc::new(topic), filters, transforms, canary: None };
+        let Some(mut canary) = canary else { return Ok(route) };
+        let instance = self.canary(route.subscription.id, &mut canary).await?;
+        Ok(route.with(canary, instance))
+    }
+
+    /// The instance of a subscription's canary, whose version is filled in.
+    pub(super) async fn canary(&self, subscription: u64, canary: &mut Canary) -> Result<Instance, ApiError> {
+        self.named(canary.place.world, &mut canary.named, subscription, "canary").await
     }
 
     /// The fragments are copied last, unless the subscription says where.
@@ -331,9 +345,13 @@ impl Making<'_> {
     }
 }
 
-/// Refuses a subscription whose plugins were deleted while they were loaded.
-async fn still_there(registry: &Registry, tenant: &Tenant, subscription: &Subscription) -> Result<(), ApiError> {
-    for named in subscription.filters.iter().chain(&subscription.transforms) {
+/// Refuses plugins that were deleted while they were loaded.
+pub(super) async fn still_there(
+    registry: &Registry,
+    tenant: &Tenant,
+    plugins: impl IntoIterator<Item = &PluginUse>,
+) -> Result<(), ApiError> {
+    for named in plugins {
         if named.version.is_some() {
             registry.version(tenant, &named.plugin, named.version).await?;
         }
@@ -360,7 +378,7 @@ async fn with_type(
     let filtered: Vec<(Arc<Route>, Instance)> =
         routes.into_iter().filter_map(|route| Some((route.clone(), type_filter(&route)?))).collect();
     let calls = filtered.iter().map(|(_, instance)| (instance.clone(), vec![probe.clone()])).collect();
-    let verdicts = plugins.judge(calls).await.into_iter().flatten();
+    let verdicts = plugins.judge(calls).await.into_iter().flat_map(|answered| answered.answers);
     Ok(filtered
         .into_iter()
         .zip(verdicts)

@@ -261,6 +261,10 @@ pub struct Plugins {
     pub compile_seconds: u64,
     /// Bytes of memory that the compiler may use; past it the component is refused.
     pub compile_bytes: u64,
+    /// Messages that a canary judges before it may be taken back.
+    pub canary_messages: u64,
+    /// Percent of the messages that a canary may fail on; with more it is taken back.
+    pub canary_fault_percent: u64,
     /// Versions of plugins that a tenant may upload; the next one is refused.
     pub versions_per_tenant: u64,
     /// Bytes of them all; an upload that passes it is refused.
@@ -465,6 +469,8 @@ impl Default for Plugins {
             max_instances: 20,
             compile_seconds: 60,
             compile_bytes: 1_024 * MIB as u64,
+            canary_messages: 20,
+            canary_fault_percent: 5,
             versions_per_tenant: 200,
             tenant_bytes: 64 * MIB as u64,
             retry_seconds: 300,

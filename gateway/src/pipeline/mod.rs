@@ -20,8 +20,8 @@ use crate::backlog::{Bodies, Held, Record, TopicKey, Topics};
 use crate::consumer::Slot;
 use crate::message::{Message, Tenant};
 use crate::platform::{Sources, TooMany, parse_id};
-use crate::plugin::{Instance, Plugins};
-use crate::subscription::{Index, OnFault, Route};
+use crate::plugin::{Answered, Fault, Instance, Plugins, Verdict, World};
+use crate::subscription::{Index, Judged, OnFault, Route};
 use crate::telemetry::{messages_dropped, requests_refused};
 use crate::writer::{Answer, Change, Refused, Writer};
 use crate::{consumer, dispatch, faults};
@@ -293,12 +293,12 @@ impl Line {
     /// Asks the filters of each route in their order, all routes' first ones together, until one drops the message.
     async fn judge(&self, routed: &mut [Routed]) {
         loop {
-            let batches = Batches::new(routed, |routed| routed.route.filters.get(routed.step));
-            if batches.calls.is_empty() {
+            let Batches { calls, members } = Batches::new(routed, World::Filter, |routed| routed.step);
+            if calls.is_empty() {
                 return;
             }
-            let verdicts = self.plugins.verdicts(batches.calls).await;
-            for (at, verdict) in batches.members.into_iter().flatten().zip(verdicts.into_iter().flatten()) {
+            let verdicts = self.plugins.verdicts(calls).await;
+            for (at, verdict) in members.decide(routed, verdicts) {
                 routed[at].outcome = match verdict {
                     Ok(true) => Outcome::Passed,
                     Ok(false) => Outcome::Dropped,
@@ -312,12 +312,12 @@ impl Line {
     /// Has the transforms of each route reshape what is forwarded, each what the one before has made of it.
     async fn shape(&self, routed: &mut [Routed]) {
         for step in 0.. {
-            let batches = Batches::new(routed, |routed| routed.route.transforms.get(step));
-            if batches.calls.is_empty() {
+            let Batches { calls, members } = Batches::new(routed, World::Transform, |_| step);
+            if calls.is_empty() {
                 return;
             }
-            let bodies = self.plugins.shape(batches.calls).await;
-            for (at, body) in batches.members.into_iter().flatten().zip(bodies.into_iter().flatten()) {
+            let bodies = self.plugins.shape(calls).await;
+            for (at, body) in members.decide(routed, bodies) {
                 match body {
                     Ok(body) => routed[at].message = Arc::new(Message { body, ..(*routed[at].message).clone() }),
                     Err(_) => routed[at].outcome = self.faulted(&routed[at].route),
@@ -428,32 +428,73 @@ impl Lines {
 /// A message, the type that it was stored under, and its stored form.
 type Unshaped = (Arc<Message>, &'static str, Bytes);
 
-/// One call for each plugin instance, and who the members of each batch are.
+/// One call for each plugin instance.
 struct Batches {
     calls: Vec<(Instance, Vec<Arc<Message>>)>,
+    members: Members,
+}
+
+/// Who the members of each batch are.
+struct Members {
     /// For each call, indices into the routed messages.
-    members: Vec<Vec<usize>>,
+    of: Vec<Vec<usize>>,
+    /// The calls from here on are to canaries, about messages that others are asked about, too.
+    canaries: usize,
 }
 
 impl Batches {
-    fn new<'a>(routed: &'a [Routed], instance: impl Fn(&'a Routed) -> Option<&'a Instance>) -> Self {
+    /// Calls to the plugins at the step that each message is at, and to the canaries that it meets there.
+    fn new(routed: &[Routed], world: World, step: impl Fn(&Routed) -> usize) -> Self {
+        let mut batches = Self { calls: Vec::new(), members: Members { of: Vec::new(), canaries: 0 } };
+        batches.add(routed, |routed| routed.route.instances(world).get(step(routed)));
+        batches.members.canaries = batches.calls.len();
+        batches.add(routed, |routed| {
+            routed.route.rival(world, step(routed), &routed.message.source).map(|rival| &rival.instance)
+        });
+        batches
+    }
+
+    fn add<'a>(&mut self, routed: &'a [Routed], instance: impl Fn(&'a Routed) -> Option<&'a Instance>) {
         let mut open: HashMap<&Instance, usize> = HashMap::new();
-        let mut batches = Self { calls: Vec::new(), members: Vec::new() };
+        let Self { calls, members: Members { of: members, .. } } = self;
         for (at, routed) in routed.iter().enumerate() {
             let (Outcome::Passed, Some(instance)) = (routed.outcome, instance(routed)) else { continue };
             let call = match open.get(instance) {
-                Some(&call) if batches.members[call].len() < TURN_MESSAGES => call,
+                Some(&call) if members[call].len() < TURN_MESSAGES => call,
                 _ => {
-                    batches.calls.push((instance.clone(), Vec::new()));
-                    batches.members.push(Vec::new());
-                    open.insert(instance, batches.calls.len() - 1);
-                    batches.calls.len() - 1
+                    calls.push((instance.clone(), Vec::new()));
+                    members.push(Vec::new());
+                    open.insert(instance, calls.len() - 1);
+                    calls.len() - 1
                 }
             };
-            batches.calls[call].1.push(routed.message.clone());
-            batches.members[call].push(at);
+            calls[call].1.push(routed.message.clone());
+            members[call].push(at);
         }
-        batches
+    }
+}
+
+impl Members {
+    /// The answer that counts for each message, of those to the calls.
+    fn decide<T: Clone + Into<Verdict>>(
+        mut self,
+        routed: &[Routed],
+        mut answered: Vec<Answered<T>>,
+    ) -> Vec<(usize, Result<T, Fault>)> {
+        /// The time of a call is shared by its messages.
+        fn each<T>(members: Vec<Vec<usize>>, answered: Vec<Answered<T>>) -> impl Iterator<Item = (usize, Judged<T>)> {
+            members.into_iter().zip(answered).flat_map(|(members, Answered { answers, processor_time })| {
+                let time = processor_time / u32::try_from(members.len().max(1)).unwrap_or(u32::MAX);
+                members.into_iter().zip(answers).map(move |(at, answer)| (at, (answer, time)))
+            })
+        }
+        let of_canaries = each(self.of.split_off(self.canaries), answered.split_off(self.canaries));
+        let mut of_canaries: HashMap<usize, Judged<T>> = of_canaries.collect();
+        let decide = |(at, judged): (usize, Judged<T>)| match (of_canaries.remove(&at), &routed[at].route.canary) {
+            (Some(of_canary), Some(canary)) => (at, canary.decide(judged, of_canary)),
+            _ => (at, judged.0),
+        };
+        each(self.of, answered).map(decide).collect()
     }
 }
 
@@ -479,7 +520,7 @@ mod tests {
         let body = format!(r#"{{"context":"mo","source":{{"id":"{source}"}},"subscription":"{topic}"}}"#);
         let subscription = Subscription::parse(body.as_bytes()).unwrap();
         let topic = Arc::new(TopicKey { tenant: "t".into(), name: topic.into(), non_persistent: false });
-        let route = Route { subscription, topic, filters: Vec::new(), transforms: Vec::new() };
+        let route = Route { subscription, topic, filters: Vec::new(), transforms: Vec::new(), canary: None };
         let message = Message {
             tenant: "t".into(),
             api: Api::Events,

@@ -360,6 +360,21 @@ impl From<Bytes> for Verdict {
     }
 }
 
+/// What was answered to a batch.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Answered<T> {
+    /// One for each message, in their order.
+    pub answers: Vec<Result<T, Fault>>,
+    /// The processor time of the calls; none where nobody was asked.
+    pub processor_time: Duration,
+}
+
+impl<T> Default for Answered<T> {
+    fn default() -> Self {
+        Self { answers: Vec::new(), processor_time: Duration::ZERO }
+    }
+}
+
 /// One message that was tried.
 #[derive(Clone, Debug)]
 pub struct Trial {
@@ -621,26 +636,27 @@ impl Plugins {
     }
 
     /// A verdict for each message of each batch, in their order: `true` passes it on. The instances must be of filters.
-    pub async fn judge(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
+    pub async fn judge(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Answered<bool>> {
         self.0.pool.run::<Judge>(batches).await
     }
 
     /// What [`Plugins::judge`] answers, without asking where the verdicts on all messages of a batch are known.
-    pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<bool, Fault>>> {
+    pub async fn verdicts(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Answered<bool>> {
         let memory = &self.0.memory;
         let recall = |(instance, messages): &(Instance, Vec<Arc<Message>>)| {
             let known = self.0.pool.blocked(instance).is_none().then(|| memory.recall(instance, messages)).flatten();
-            known.inspect(|known| {
-                let dropped = known.iter().filter(|verdict| **verdict == Ok(false)).count();
-                instance.0.account.judged(known.len(), dropped);
+            known.map(|answers| {
+                let dropped = answers.iter().filter(|verdict| **verdict == Ok(false)).count();
+                instance.0.account.judged(answers.len(), dropped);
+                Answered { answers, processor_time: Duration::ZERO }
             })
         };
         let known: Vec<_> = batches.iter().map(recall).collect();
         let batches = batches.into_iter().zip(&known).filter(|(_, known)| known.is_none());
         let unknown: Vec<_> = batches.map(|(batch, _)| batch).collect();
         let asked = if unknown.is_empty() { Vec::new() } else { self.judge(unknown.clone()).await };
-        for ((instance, messages), verdicts) in unknown.iter().zip(&asked) {
-            memory.keep(instance, messages, verdicts);
+        for ((instance, messages), answered) in unknown.iter().zip(&asked) {
+            memory.keep(instance, messages, &answered.answers);
         }
         let mut asked = asked.into_iter();
         known.into_iter().map(|known| known.or_else(|| asked.next()).unwrap_or_default()).collect()
@@ -649,7 +665,7 @@ impl Plugins {
     /// A new body for each message of each batch, in their order, at most `output_bytes` long: whatever the transform makes, but
     /// JSON on one line.
     /// The instances must be of transforms.
-    pub async fn shape(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Vec<Result<Bytes, Fault>>> {
+    pub async fn shape(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Answered<Bytes>> {
         self.0.pool.run::<Shape>(batches).await
     }
 

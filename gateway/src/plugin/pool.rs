@@ -18,7 +18,7 @@ use super::instance::{Live, Traits, Work};
 use super::lives::{Lives, state_lost};
 use super::quarantine::Quarantine;
 use super::turns::Turns;
-use super::{Fault, Instance, Plugin, PluginError, PluginLimits, Trial};
+use super::{Answered, Fault, Instance, Plugin, PluginError, PluginLimits, Trial};
 use crate::message::Message;
 use crate::telemetry::at_zero;
 
@@ -153,7 +153,7 @@ impl Pool {
     }
 
     /// Runs the batches, all those of one thread as one job.
-    pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answers<W>> {
+    pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answered<W::Answer>> {
         let sizes: Vec<usize> = batches.iter().map(|(_, messages)| messages.len()).collect();
         let blocked: Vec<Option<Fault>> = batches.iter().map(|(instance, _)| self.blocked(instance)).collect();
         let mut shares: Vec<Vec<(usize, Instance, Messages)>> = self.lanes.iter().map(|_| Vec::new()).collect();
@@ -170,17 +170,17 @@ impl Pool {
                 pending.push(lane.submit(move |worker| worker.share::<W>(share)).await);
             }
         }
-        let mut answers: Vec<Answers<W>> = sizes.iter().map(|_| Vec::new()).collect();
+        let mut answered: Vec<Answered<W::Answer>> = sizes.iter().map(|_| Answered::default()).collect();
         for answer in pending.into_iter().flatten() {
             for (place, batch) in answer.await.unwrap_or_default() {
-                answers[place] = batch;
+                answered[place] = batch;
             }
         }
-        for ((batch, size), fault) in answers.iter_mut().zip(sizes).zip(blocked) {
+        for ((batch, size), fault) in answered.iter_mut().zip(sizes).zip(blocked) {
             let fault = fault.unwrap_or(Fault::Stopped);
-            batch.resize_with(size, || Err(fault.clone()));
+            batch.answers.resize_with(size, || Err(fault.clone()));
         }
-        answers
+        answered
     }
 
     fn lane(&self, instance: &Instance) -> usize {
@@ -281,11 +281,11 @@ impl Worker {
         }
     }
 
-    fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answers<W>)> {
+    fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answered<W::Answer>)> {
         share.into_iter().map(|(place, instance, messages)| (place, self.batch::<W>(&instance, messages))).collect()
     }
 
-    fn batch<W: Work>(&mut self, instance: &Instance, messages: Messages) -> Answers<W> {
+    fn batch<W: Work>(&mut self, instance: &Instance, messages: Messages) -> Answered<W::Answer> {
         let (started, processor) = (Instant::now(), processor_time());
         let messages = Arc::new(messages);
         let mut live = self.live.take(instance);
@@ -299,8 +299,9 @@ impl Worker {
         }
         instance.plugin().0.seconds.record(started.elapsed());
         self.shared.account::<W>(instance, &answers);
-        instance.0.account.used(processor_time().saturating_sub(processor), memory_bytes);
-        answers
+        let processor_time = processor_time().saturating_sub(processor);
+        instance.0.account.used(processor_time, memory_bytes);
+        Answered { answers, processor_time }
     }
 }
 

@@ -62,11 +62,11 @@ async fn instance(plugins: &Plugins, plugin: BuiltIn, settings: &str) -> Instanc
 }
 
 async fn judge(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<bool, Fault>> {
-    plugins.judge(vec![(instance.clone(), messages)]).await.remove(0)
+    plugins.judge(vec![(instance.clone(), messages)]).await.remove(0).answers
 }
 
 async fn shape(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<Bytes, Fault>> {
-    plugins.shape(vec![(instance.clone(), messages)]).await.remove(0)
+    plugins.shape(vec![(instance.clone(), messages)]).await.remove(0).answers
 }
 
 fn messages(count: usize) -> Vec<Arc<Message>> {
@@ -194,14 +194,14 @@ async fn long_batches_keep_their_order() {
         .map(|i| message(if i % 7 == 0 { "a" } else { "b" }, if i % 50 == 0 { &large } else { "{}" }))
         .collect();
     let answers = plugins.judge(vec![(a, batch.clone()), (b.clone(), Vec::new()), (b, batch)]).await;
-    assert_eq!(answers.iter().map(Vec::len).collect::<Vec<_>>(), [600, 0, 600]);
-    for (i, (a, b)) in answers[0].iter().zip(&answers[2]).enumerate() {
+    assert_eq!(answers.iter().map(|answered| answered.answers.len()).collect::<Vec<_>>(), [600, 0, 600]);
+    for (i, (a, b)) in answers[0].answers.iter().zip(&answers[2].answers).enumerate() {
         assert_eq!((a, b), (&Ok(i % 7 == 0), &Ok(i % 7 != 0)), "{i}");
     }
 }
 
 async fn verdicts(plugins: &Plugins, instance: &Instance, messages: Vec<Arc<Message>>) -> Vec<Result<bool, Fault>> {
-    plugins.verdicts(vec![(instance.clone(), messages)]).await.remove(0)
+    plugins.verdicts(vec![(instance.clone(), messages)]).await.remove(0).answers
 }
 
 fn of_types<'a>(types: impl IntoIterator<Item = &'a str>) -> Vec<Arc<Message>> {

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::canary::{Canary, Place, Rival, RolledBack};
 use super::model::Subscription;
 use crate::backlog::TopicKey;
+use crate::consumer::slot;
 use crate::message::{Api, Message, SourceId, Tenant};
-use crate::plugin::{Instance, PluginId};
+use crate::plugin::{Instance, PluginId, World};
 
 /// A subscription in force: where its messages go, and which plugins they pass.
 #[derive(Debug)]
@@ -20,11 +22,68 @@ pub struct Route {
     pub filters: Vec<Instance>,
     /// Reshape one after another what is forwarded.
     pub transforms: Vec<Instance>,
+    /// Decides in the place of one of them for a share of the sources.
+    pub canary: Option<Rival>,
 }
 
 impl Route {
+    /// Its plugins of a world, in order.
+    #[must_use]
+    pub fn instances(&self, world: World) -> &[Instance] {
+        match world {
+            World::Filter => &self.filters,
+            World::Transform => &self.transforms,
+        }
+    }
+
+    /// The canary, if it has its place at this step and decides for this source.
+    #[must_use]
+    pub fn rival(&self, world: World, step: usize, source: &SourceId) -> Option<&Rival> {
+        let rival = self.canary.as_ref().filter(|rival| (rival.world, rival.step) == (world, step))?;
+        rival.takes(slot(source)).then_some(rival)
+    }
+
     fn runs(&self, plugin: &PluginId) -> bool {
-        self.filters.iter().chain(&self.transforms).any(|instance| instance.plugin().id() == plugin)
+        let canary = self.canary.iter().map(|rival| &rival.instance);
+        self.filters.iter().chain(&self.transforms).chain(canary).any(|instance| instance.plugin().id() == plugin)
+    }
+
+    /// The same with this canary, of which `instance` is the plugin, instead of any other.
+    #[must_use]
+    pub fn with(&self, canary: Canary, instance: Instance) -> Self {
+        let Place { world, at } = canary.place;
+        // The type filter is the first of the filters.
+        let before = usize::from(world == World::Filter && self.subscription.type_filter.is_some());
+        let rival = Rival::new(world, before + at, canary.share, instance);
+        let subscription = Subscription { canary: Some(canary), rolled_back: None, ..self.subscription.clone() };
+        Self { subscription, canary: Some(rival), ..self.without_canary(None) }
+    }
+
+    /// The same without a canary, and with what became of it.
+    #[must_use]
+    pub fn without_canary(&self, rolled_back: Option<RolledBack>) -> Self {
+        Self {
+            subscription: Subscription { canary: None, rolled_back, ..self.subscription.clone() },
+            topic: self.topic.clone(),
+            filters: self.filters.clone(),
+            transforms: self.transforms.clone(),
+            canary: None,
+        }
+    }
+
+    /// The same with the canary in its place, if there is one.
+    #[must_use]
+    pub fn promoted(&self) -> Option<Self> {
+        let Rival { world, step, instance, .. } = self.canary.as_ref()?;
+        let mut subscription = self.subscription.clone();
+        subscription.promote();
+        let mut route = Self { subscription, ..self.without_canary(None) };
+        let instances = match world {
+            World::Filter => &mut route.filters,
+            World::Transform => &mut route.transforms,
+        };
+        instances.get_mut(*step)?.clone_from(instance);
+        Some(route)
     }
 }
 
@@ -73,50 +132,34 @@ impl Index {
 
     /// Puts a subscription in force.
     pub fn insert(&self, route: Route) {
-        let route = Arc::new(route);
         let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let routes = tenants.entry(route.topic.tenant.clone()).or_default();
-        routes.by_id.insert(route.subscription.id, route.clone());
-        if route.subscription.gap_messages == Some(true) {
-            *routes.gaps.entry(route.topic.clone()).or_default() += 1;
-        }
-        match route.subscription.source {
-            Some(id) => {
-                if route.subscription.follows_children() {
-                    routes.following.entry(id).or_default().push(route.clone());
-                }
-                routes.by_source.entry(source_id(id)).or_default().push(route);
-            }
-            None => {
-                for api in Api::ALL.into_iter().filter(|api| route.subscription.takes(api.as_str())) {
-                    routes.tenant_wide.entry(api).or_default().push(route.clone());
-                }
-            }
-        }
+        tenants.entry(route.topic.tenant.clone()).or_default().insert(Arc::new(route));
     }
 
     /// Puts a subscription out of force; false if there is none with this id.
     pub fn remove(&self, tenant: &Tenant, id: u64) -> bool {
         let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(routes) = tenants.get_mut(tenant) else { return false };
-        let Some(route) = routes.by_id.remove(&id) else { return false };
-        if route.subscription.gap_messages == Some(true)
-            && let Some(count) = routes.gaps.get_mut(&route.topic)
-        {
-            *count -= 1;
-            if *count == 0 {
-                routes.gaps.remove(&route.topic);
-            }
+        tenants.get_mut(tenant).is_some_and(|routes| routes.remove(id))
+    }
+
+    /// Puts a subscription in force in the place of what it was before; false if it was deleted meanwhile. Messages that have found
+    /// the old one go its way to the end.
+    pub fn replace(&self, route: Arc<Route>) -> bool {
+        let mut tenants = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(routes) = tenants.get_mut(&route.topic.tenant) else { return false };
+        let is_there = routes.remove(route.subscription.id);
+        if is_there {
+            routes.insert(route);
         }
-        let others = |other: &Arc<Route>| !Arc::ptr_eq(other, &route);
-        match route.subscription.source {
-            None => Api::ALL.iter().for_each(|api| retain(&mut routes.tenant_wide, api, others)),
-            Some(source) => {
-                retain(&mut routes.by_source, &source_id(source), others);
-                retain(&mut routes.following, &source, others);
-            }
-        }
-        true
+        is_there
+    }
+
+    /// The subscriptions that have a canary.
+    #[must_use]
+    pub fn with_canaries(&self) -> Vec<Arc<Route>> {
+        let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let routes = tenants.values().flat_map(|routes| routes.by_id.values());
+        routes.filter(|route| route.canary.is_some()).cloned().collect()
     }
 
     /// Whether a subscription asks for gap messages in its topic.
@@ -151,6 +194,49 @@ impl Index {
         let tenants = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let routes = tenants.get(tenant).into_iter().flat_map(|routes| routes.by_id.values());
         routes.filter(|route| keep(&route.subscription)).cloned().collect()
+    }
+}
+
+impl Routes {
+    fn insert(&mut self, route: Arc<Route>) {
+        self.by_id.insert(route.subscription.id, route.clone());
+        if route.subscription.gap_messages == Some(true) {
+            *self.gaps.entry(route.topic.clone()).or_default() += 1;
+        }
+        match route.subscription.source {
+            Some(id) => {
+                if route.subscription.follows_children() {
+                    self.following.entry(id).or_default().push(route.clone());
+                }
+                self.by_source.entry(source_id(id)).or_default().push(route);
+            }
+            None => {
+                for api in Api::ALL.into_iter().filter(|api| route.subscription.takes(api.as_str())) {
+                    self.tenant_wide.entry(api).or_default().push(route.clone());
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, id: u64) -> bool {
+        let Some(route) = self.by_id.remove(&id) else { return false };
+        if route.subscription.gap_messages == Some(true)
+            && let Some(count) = self.gaps.get_mut(&route.topic)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.gaps.remove(&route.topic);
+            }
+        }
+        let others = |other: &Arc<Route>| !Arc::ptr_eq(other, &route);
+        match route.subscription.source {
+            None => Api::ALL.iter().for_each(|api| retain(&mut self.tenant_wide, api, others)),
+            Some(source) => {
+                retain(&mut self.by_source, &source_id(source), others);
+                retain(&mut self.following, &source, others);
+            }
+        }
+        true
     }
 }
 
@@ -195,7 +281,7 @@ mod tests {
         }
         let subscription = Subscription { id, ..Subscription::parse(body.to_string().as_bytes()).unwrap() };
         let topic = Arc::new(TopicKey { tenant: "t".into(), name: "s".into(), non_persistent: false });
-        Route { subscription, topic, filters: Vec::new(), transforms: Vec::new() }
+        Route { subscription, topic, filters: Vec::new(), transforms: Vec::new(), canary: None }
     }
 
     /// Ids of subscriptions with the types of their frames, in order.
@@ -232,6 +318,25 @@ mod tests {
             assert!(index.remove(&"t".into(), id));
         }
         assert_eq!(found(&index, &event, &[11, 10]), [(5, "events")]);
+    }
+
+    #[test]
+    fn a_subscription_is_replaced_whole_or_not_at_all() {
+        let index = Index::default();
+        for id in [1, 2] {
+            index.insert(route(id, Some(10), &["eventsWithChildren"]));
+        }
+        let mut changed = route(1, Some(10), &["eventsWithChildren"]);
+        changed.subscription.gap_messages = Some(true);
+        let (changed, topic) = (Arc::new(changed), route(0, None, &["events"]).topic);
+        assert!(index.replace(changed.clone()) && index.asks_for_gaps(&topic));
+        assert!(Arc::ptr_eq(&index.get(&"t".into(), 1).unwrap(), &changed));
+        let event = message("t", Api::Events, 12);
+        assert_eq!(found(&index, &event, &[10]), [(1, "eventsWithChildren"), (2, "eventsWithChildren")]);
+        index.remove(&"t".into(), 1);
+        assert!(!index.replace(changed), "it is gone");
+        assert_eq!(found(&index, &event, &[10]), [(2, "eventsWithChildren")]);
+        assert!(!index.asks_for_gaps(&topic) && index.count(&"t".into()) == 1);
     }
 
     #[test]

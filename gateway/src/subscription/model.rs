@@ -6,9 +6,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use super::canary::{Canary, Place, RolledBack};
 use crate::json::{self, Invalid, Limits, Members, each_element};
 use crate::message::{Action, Api, Message};
 use crate::platform::parse_id;
+use crate::plugin::World;
 
 /// Longest `subscription` name, in characters.
 const NAME_CHARS: usize = 255;
@@ -63,6 +65,11 @@ impl Default for PluginSettings {
 }
 
 impl PluginSettings {
+    fn new(text: &str) -> Result<Self, Invalid> {
+        let raw = RawValue::from_string(text.to_owned());
+        raw.map(Self).map_err(|error| Invalid::new("settings", error.to_string()))
+    }
+
     /// The text.
     #[must_use]
     pub fn as_str(&self) -> &str {
@@ -79,7 +86,7 @@ impl PartialEq for PluginSettings {
 impl Eq for PluginSettings {}
 
 /// A subscription: it forwards the messages that it matches to the topic `subscription`.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Subscription {
     /// Object id.
     pub id: u64,
@@ -111,6 +118,12 @@ pub struct Subscription {
     /// See [`OnFault`].
     #[serde(default)]
     pub on_fault: Option<OnFault>,
+    /// What may take the place of one of its plugins.
+    #[serde(default)]
+    pub canary: Option<Canary>,
+    /// What became of the last canary, if that was no success.
+    #[serde(default)]
+    pub rolled_back: Option<RolledBack>,
 }
 
 impl Subscription {
@@ -159,6 +172,8 @@ impl Subscription {
             filters,
             transforms,
             on_fault,
+            canary: None,
+            rolled_back: None,
         })
     }
 
@@ -204,6 +219,55 @@ impl Subscription {
     pub fn duplicates(&self, other: &Self) -> bool {
         let key = |one: &Self| (one.context, one.source, one.non_persistent);
         key(self) == key(other) && self.subscription == other.subscription
+    }
+
+    /// The plugins that it names, a canary included.
+    pub fn plugins(&self) -> impl Iterator<Item = &PluginUse> {
+        let canary = self.canary.as_ref().map(|canary| &canary.named);
+        self.filters.iter().chain(&self.transforms).chain(canary)
+    }
+
+    /// The plugin that it names at a place.
+    #[must_use]
+    pub fn at(&self, place: Place) -> Option<&PluginUse> {
+        match place.world {
+            World::Filter => &self.filters,
+            World::Transform => &self.transforms,
+        }
+        .get(place.at)
+    }
+
+    /// The one place where it names this plugin.
+    pub(super) fn place_of(&self, plugin: &str) -> Result<Place, Invalid> {
+        let places = |world, list: &[PluginUse]| {
+            let named = list.iter().enumerate().filter(|(_, named)| named.plugin == plugin);
+            named.map(|(at, _)| Place { world, at }).collect::<Vec<_>>()
+        };
+        match [places(World::Filter, &self.filters), places(World::Transform, &self.transforms)].concat()[..] {
+            [place] => Ok(place),
+            [] => {
+                let text = format!(
+                    "'{plugin}' is not among those that the subscription names; 'place' says whose place it may take"
+                );
+                Err(Invalid::new("plugin", text))
+            }
+            [..] => {
+                let text = format!("must say which, since the subscription names '{plugin}' more than once");
+                Err(Invalid::new("place", text))
+            }
+        }
+    }
+
+    /// With the canary where it has its place, if there is one.
+    pub(super) fn promote(&mut self) {
+        let Some(Canary { place, named, .. }) = self.canary.take() else { return };
+        let list = match place.world {
+            World::Filter => &mut self.filters,
+            World::Transform => &mut self.transforms,
+        };
+        if let Some(place) = list.get_mut(place.at) {
+            *place = named;
+        }
     }
 
     /// The subscription as clients see it, as JSON text; `source_name` is that of its source.
@@ -282,10 +346,13 @@ impl RenderedExtension<'_> {
 impl PluginUse {
     fn parse(raw: &str) -> Result<Self, Invalid> {
         let members = Members::of(raw, &Limits::default())?;
-        if let Some(unknown) = members.iter().find(|member| !["plugin", "version", "settings"].contains(&&*member.name))
-        {
-            return Err(Invalid::new(&unknown.name, "is not a known member of it"));
-        }
+        members.only(&["plugin", "version", "settings"])?;
+        let (plugin, version, settings) = Self::parts(&members)?;
+        Ok(Self { plugin, version, settings: settings.unwrap_or_default() })
+    }
+
+    /// Its name, version and settings, among other members.
+    pub(super) fn parts(members: &Members<'_>) -> Result<(String, Option<u32>, Option<PluginSettings>), Invalid> {
         let plugin = members.get("plugin").ok_or_else(|| Invalid::new("plugin", "must name a plugin"))?;
         let version = match members.get("version") {
             None | Some("\"latest\"") => None,
@@ -294,13 +361,8 @@ impl PluginUse {
                 _ => return Err(Invalid::new("version", "must be a number from 1 on, or \"latest\"")),
             },
         };
-        let settings = match members.get("settings") {
-            None => PluginSettings::default(),
-            Some(raw) => RawValue::from_string(raw.to_owned())
-                .map(PluginSettings)
-                .map_err(|error| Invalid::new("settings", error.to_string()))?,
-        };
-        Ok(Self { plugin: json::string(plugin, "plugin")?.into_owned(), version, settings })
+        let settings = members.get("settings").map(PluginSettings::new).transpose()?;
+        Ok((json::string(plugin, "plugin")?.into_owned(), version, settings))
     }
 }
 
@@ -363,10 +425,7 @@ impl Extension {
 
     fn parse(raw: &str) -> Result<Self, Invalid> {
         let members = Members::of(raw, &Limits::default())?;
-        const KNOWN: [&str; 4] = ["filters", "transforms", "onFault", "gapMessages"];
-        if let Some(unknown) = members.iter().find(|member| !KNOWN.contains(&&*member.name)) {
-            return Err(Invalid::new(&unknown.name, "is not a known member of it"));
-        }
+        members.only(&["filters", "transforms", "onFault", "gapMessages"])?;
         Ok(Self {
             gap_messages: members.get("gapMessages").map(|raw| json::boolean(raw, "gapMessages")).transpose()?,
             filters: plugins(&members, "filters")?,
@@ -531,6 +590,28 @@ mod tests {
         }
         let many = format!(r#"{{"filters":[{}]}}"#, [r#"{"plugin":"a"}"#; PLUGINS + 1].join(","));
         assert_eq!(extension(&many), "tidegate.filters: must have at most 8 members");
+    }
+
+    #[test]
+    fn a_canary_is_kept_and_takes_its_place_when_it_is_promoted() {
+        let body = r#"{"context":"tenant","subscription":"s","tidegate":{"filters":[
+            {"plugin":"a","version":1},{"plugin":"a","version":2}]}}"#;
+        let mut subscription = Subscription::parse(body.as_bytes()).unwrap();
+        let before = serde_json::to_string(&subscription).unwrap();
+        let place = Place { world: World::Filter, at: 1 };
+        let settings = PluginSettings::new("1.50").unwrap();
+        let named = PluginUse { plugin: "b".into(), version: Some(3), settings };
+        subscription.canary = Some(Canary { place, named: named.clone(), share: 0.1, since_ms: 7 });
+        assert!(subscription.plugins().any(|plugin| *plugin == named));
+        let stored = serde_json::to_string(&subscription).unwrap();
+        assert_eq!(serde_json::from_str::<Subscription>(&stored).unwrap(), subscription);
+        subscription.promote();
+        assert_eq!((subscription.filters.len(), subscription.at(place)), (2, Some(&named)));
+        assert!(subscription.canary.is_none() && subscription.at(Place { at: 2, ..place }).is_none());
+        // As earlier releases have written it.
+        let without = before.replace(r#","canary":null,"rolled_back":null"#, "");
+        assert_ne!(without, before);
+        assert_eq!(serde_json::from_str::<Subscription>(&without).unwrap().canary, None);
     }
 
     #[test]

@@ -67,6 +67,7 @@ pub(super) fn register() {
     at_zero(answers_lost, &LOST);
     unsent_bytes().set(0.0);
     tls_handshakes_failed().increment(0);
+    canaries_rolled_back().increment(0);
     for kind in CONNECTIONS {
         connections(kind).set(0.0);
     }
@@ -105,6 +106,11 @@ pub(crate) fn commits_failed(reason: &'static str) -> Counter {
 /// Requests to endpoints of push consumers.
 pub(crate) fn push_requests(outcome: &'static str) -> Counter {
     counter!("tidegate_push_requests_total", "outcome" => outcome)
+}
+
+/// Canaries that were taken back since they failed too often.
+pub(crate) fn canaries_rolled_back() -> Counter {
+    counter!("tidegate_canaries_rolled_back_total")
 }
 
 pub(crate) fn tls_handshakes_failed() -> Counter {

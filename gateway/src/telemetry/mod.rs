@@ -17,8 +17,8 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tracing_subscriber::EnvFilter;
 
 pub(crate) use counters::{
-    Connected, UnsentBytes, acknowledgements_ignored, answers_lost, at_zero, commits_failed, count, logins_refused,
-    messages_dropped, push_requests, requests_refused, tls_handshakes_failed,
+    Connected, UnsentBytes, acknowledgements_ignored, answers_lost, at_zero, canaries_rolled_back, commits_failed,
+    count, logins_refused, messages_dropped, push_requests, requests_refused, tls_handshakes_failed,
 };
 pub(crate) use throttle::Throttle;
 
