@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Consumer, Gateway, PASSWORD, eventually, forwarded, measurement, of_tenant, value_of};
+use crate::harness::{
+    Call, Consumer, Gateway, PASSWORD, USER, eventually, forwarded, measurement, of_tenant, value_of,
+};
 use crate::registry::{PATH, component, upload};
 
 /// Settings of a threshold over the values of measurements.
@@ -381,6 +383,37 @@ async fn what_is_wrong_is_refused_and_changes_nothing() {
     gateway.delete(&format!("/notification2/subscriptions/{id}")).await.expect(204);
     gateway.get(&path).await.error(404, "Finding subscription");
     gateway.delete(&format!("{PATH}/hot/versions/1")).await.error(409, &scene.subscription);
+}
+
+#[tokio::test]
+async fn versions_are_rolled_from_the_terminal() {
+    let scene = Scene::new("threshold", above(50)).await;
+    upload(&scene.gateway, "hot", &component("threshold")).await.expect(201);
+    let url = format!("http://{}", scene.gateway.addr);
+    let env = [("TIDEGATE_URL", &*url), ("TIDEGATE_USER", USER), ("TIDEGATE_PASSWORD", PASSWORD)];
+    let run = async |command: &str, more: &[&str]| {
+        let arguments = [&["plugin", command, &scene.subscription], more].concat();
+        scene.gateway.command(&arguments, &env, "plugin").await
+    };
+    let (done, out, error) = run("roll", &["hot", "2", "--share", "0.1"]).await;
+    assert!(done && out.contains("version: 2\n") && out.contains("share: 0.1\n"), "{out}{error}");
+    let (done, out, error) = run("canary", &["--json"]).await;
+    assert!(done && out.contains("\"share\":0.1"), "{out}{error}");
+    assert!(run("rollback", &[]).await.0);
+    assert_eq!(scene.filter().await["version"], 1);
+    let settings = r#"{"value":"/c8y_Reading/R/value","above":70.50}"#;
+    assert!(run("roll", &["hot", "latest", "--share", "1", "--settings", settings]).await.0);
+    assert!(run("promote", &[]).await.0);
+    assert_eq!(
+        (&scene.filter().await["version"], &scene.filter().await["settings"]["above"]),
+        (&json!(2), &json!(70.5))
+    );
+    let (done, _, error) = run("promote", &[]).await;
+    assert!(!done && error.contains("has no canary"), "{error}");
+    // Without a share it is done at once.
+    assert!(run("roll", &["hot", "1"]).await.0);
+    assert_eq!(scene.filter().await["version"], 1);
+    scene.gateway.get(&scene.path()).await.error(404, "has no canary");
 }
 
 /// A gateway with sources whose measurements all pass version 1 of a filter on their way to `Sub1`.

@@ -15,6 +15,7 @@ use crate::api::path_segment;
 use crate::client::{Client, ClientArgs};
 use crate::manage::{cell, table, text};
 use crate::registry::Language;
+use crate::rollout::{self, RolloutCommand};
 use crate::scaffold::{self, NewArgs};
 use crate::workbench::{self, CheckArgs, TryArgs};
 
@@ -91,6 +92,8 @@ enum PluginCommand {
         #[arg(long, value_name = "N")]
         version: Option<u32>,
     },
+    #[command(flatten)]
+    Rollout(RolloutCommand),
 }
 
 /// Runs `tidegate plugin`.
@@ -138,6 +141,13 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             show(found, rows)
         }
         PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),
+        PluginCommand::Rollout(command) => match rollout::run(&client()?, command).await? {
+            Some(canary) => {
+                let rows = lines(&canary);
+                show(canary, rows)
+            }
+            None => Ok(()),
+        },
     }
 }
 

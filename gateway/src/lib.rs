@@ -53,6 +53,7 @@ pub mod registry;
 pub mod removal;
 pub mod retention;
 pub mod retry;
+mod rollout;
 pub mod samples;
 pub mod scaffold;
 pub mod serve;

@@ -1,0 +1,93 @@
+//! `tidegate plugin roll|canary|promote|rollback`: which versions the subscriptions of a running gateway have.
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::client::Client;
+
+#[derive(Subcommand, Debug)]
+pub(crate) enum RolloutCommand {
+    /// Gives a subscription another version of one of its plugins
+    Roll {
+        /// Id of the subscription
+        subscription: u64,
+        /// The plugin
+        plugin: String,
+        /// The version, or latest
+        version: String,
+        /// Only for this share of the sources, such as 0.1, until `promote` or `rollback`
+        #[arg(long)]
+        share: Option<f64>,
+        /// JSON that the plugin gets as settings (default: those that it has)
+        #[arg(long, value_name = "JSON")]
+        settings: Option<String>,
+        /// Where the subscription names the plugin, such as filters[0], if it names it more than once
+        #[arg(long)]
+        place: Option<String>,
+    },
+    /// Shows how the canary of a subscription compares
+    Canary {
+        /// Id of the subscription
+        subscription: u64,
+    },
+    /// Gives all sources of a subscription the version of its canary
+    Promote {
+        /// Id of the subscription
+        subscription: u64,
+    },
+    /// Takes the canary of a subscription back
+    Rollback {
+        /// Id of the subscription
+        subscription: u64,
+    },
+}
+
+/// What is asked of a canary.
+#[derive(Serialize)]
+struct NewCanary {
+    plugin: String,
+    version: Value,
+    /// As it was written: numbers keep their digits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settings: Option<Box<RawValue>>,
+    share: f64,
+    place: Option<String>,
+}
+
+/// Runs one of them; what there is to show afterwards, if there is anything.
+///
+/// # Errors
+/// Refusals, with the reason; when the gateway cannot be reached.
+pub(crate) async fn run(client: &Client, command: RolloutCommand) -> anyhow::Result<Option<Value>> {
+    match command {
+        RolloutCommand::Roll { subscription, plugin, version, share, settings, place } => {
+            let version = version.parse::<u32>().map_or(version.into(), Value::from);
+            let settings = settings.map(|text| serde_json::from_str(&text)).transpose();
+            let settings = settings.context("--settings is not JSON")?;
+            let canary = NewCanary { plugin, version, settings, share: share.unwrap_or(1.0), place };
+            let made = client.put(&path(subscription), &canary).await?;
+            if share.is_none() {
+                promote(client, subscription).await?;
+            }
+            Ok(Some(made))
+        }
+        RolloutCommand::Canary { subscription } => Ok(Some(client.get(&path(subscription)).await?)),
+        RolloutCommand::Promote { subscription } => promote(client, subscription).await.map(|()| None),
+        RolloutCommand::Rollback { subscription } => {
+            client.delete(&path(subscription)).await?;
+            Ok(None)
+        }
+    }
+}
+
+fn path(subscription: u64) -> String {
+    format!("/tidegate/v1/subscriptions/{subscription}/canary")
+}
+
+async fn promote(client: &Client, subscription: u64) -> anyhow::Result<()> {
+    client.post(&format!("{}/promote", path(subscription)), &()).await?;
+    Ok(())
+}
