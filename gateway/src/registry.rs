@@ -213,26 +213,33 @@ impl Registry {
         let version = self.next_version(tenant, &upload).await?;
         let id = PluginId { tenant: Some(tenant.clone()), name: upload.name.as_str().into(), version };
         let plugin = self.plugins.load(id, source).await.map_err(|error| match error {
-            PluginError::Component { reason, .. } => {
-                Invalid::new("", format!("The plugin cannot be used: {reason}")).into()
-            }
-            error => RegistryError::Plugin(error),
+            PluginError::Component { reason, .. } => unusable(reason),
+            // A script is run once to see that it is one.
+            PluginError::Fault { fault, .. } if fault != Fault::Stopped => unusable(fault),
+            error => error.into(),
         })?;
         let digest = plugin::digest(&upload.body);
-        let accepted = self.accept(tenant, &plugin, &upload).await;
-        let refusal = match accepted {
-            Ok(refusal) => refusal,
-            Err(error) => {
-                self.forget(&digest).await?;
-                return Err(error);
-            }
-        };
+        let kept = self.keep(tenant, &plugin, upload, digest.clone(), now_ms).await;
+        match kept {
+            Ok(_) => self.remember(&plugin),
+            Err(_) => self.forget(&digest).await?,
+        }
+        kept
+    }
+
+    async fn keep(
+        &self,
+        tenant: &Tenant,
+        plugin: &Plugin,
+        upload: Upload,
+        digest: String,
+        now_ms: i64,
+    ) -> Result<Uploaded, RegistryError> {
+        let refusal = self.accept(tenant, plugin, &upload).await?;
         let Upload { name, language, author, body, .. } = upload;
-        let size = body.len() as u64;
-        let version =
-            Version { name, version, world: plugin.world(), language, digest, size, author, created_ms: now_ms };
+        let (world, version, size) = (plugin.world(), plugin.id().version, body.len() as u64);
+        let version = Version { name, version, world, language, digest, size, author, created_ms: now_ms };
         self.writer.commit(Change { statements: version.insert(tenant, body), ..Change::default() }).await?;
-        self.remember(&plugin);
         Ok(Uploaded { version, refusal })
     }
 
@@ -503,6 +510,10 @@ impl Version {
             },
         ]
     }
+}
+
+fn unusable(reason: impl std::fmt::Display) -> RegistryError {
+    Invalid::new("", format!("The plugin cannot be used: {reason}")).into()
 }
 
 /// What a body is made into a plugin from.

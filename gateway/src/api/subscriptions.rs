@@ -351,9 +351,10 @@ pub(super) async fn still_there(
     tenant: &Tenant,
     plugins: impl IntoIterator<Item = &PluginUse>,
 ) -> Result<(), ApiError> {
-    for named in plugins {
-        if named.version.is_some() {
-            registry.version(tenant, &named.plugin, named.version).await?;
+    for named in plugins.into_iter().filter(|named| named.version.is_some()) {
+        match registry.version(tenant, &named.plugin, named.version).await {
+            Err(missing @ RegistryError::Missing { .. }) => return Err(ApiError::unprocessable(missing.to_string())),
+            found => drop(found?),
         }
     }
     Ok(())

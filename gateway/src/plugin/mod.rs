@@ -561,17 +561,17 @@ impl Plugins {
         Err(PluginError::Component { plugin: plugin.id().clone(), reason })
     }
 
-    /// Deletes what is kept for a plugin that was deleted; `component` is the [`digest`] of what it was loaded from.
+    /// Deletes what is kept for a plugin that was deleted; `component` is the [`digest`] of what it was loaded from, which may be
+    /// built in as well.
     pub async fn forget(&self, component: &str) {
-        self.0.loader.forget(component.to_owned()).await;
+        if !self.0.built_in_digests().any(|digest| digest == component) {
+            self.0.loader.forget(component.to_owned()).await;
+        }
     }
 
     /// Deletes the compiled code of all components but those whose [`digest`]s are in `registered`, and the built-in ones.
     pub async fn tidy(&self, mut registered: HashSet<String>) {
-        for at in 0..COMPONENTS.len() {
-            registered.extend(self.0.built_in_wasm(at).ok().map(|wasm| digest(&wasm)));
-        }
-        registered.insert(digest(load::SCRIPT_RUNNER));
+        registered.extend(self.0.built_in_digests());
         self.0.loader.tidy(registered).await;
     }
 
@@ -714,6 +714,12 @@ impl Plugins {
 }
 
 impl Inner {
+    /// The digests of the components that come with the gateway, and of what replaces them.
+    fn built_in_digests(&self) -> impl Iterator<Item = String> {
+        let components = (0..COMPONENTS.len()).filter_map(|at| Some(digest(&self.built_in_wasm(at).ok()?)));
+        components.chain([digest(load::SCRIPT_RUNNER)])
+    }
+
     /// The component of a built-in plugin, or what replaces it.
     fn built_in_wasm(&self, at: usize) -> Result<Wasm, PluginError> {
         let (name, _, wasm) = COMPONENTS[at];
