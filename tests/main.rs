@@ -15,6 +15,8 @@ mod explain;
 mod harness;
 mod history;
 mod hold;
+#[cfg(target_os = "linux")]
+mod hostile;
 mod identity;
 mod inventory;
 mod limits;

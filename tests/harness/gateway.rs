@@ -173,9 +173,27 @@ impl Gateway {
 
     /// Resident memory of the process, in KiB.
     pub(crate) fn rss_kib(&self) -> u64 {
+        self.status_kib("VmRSS")
+    }
+
+    /// The most that it ever was.
+    pub(crate) fn peak_rss_kib(&self) -> u64 {
+        self.status_kib("VmHWM")
+    }
+
+    fn status_kib(&self, name: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.running().id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
         line.trim().trim_end_matches("kB").trim().parse().unwrap()
+    }
+
+    /// The processes that it has started and that still run.
+    pub(crate) fn children(&self) -> Vec<u32> {
+        let parent = format!("PPid:\t{}\n", self.running().id());
+        let processes =
+            fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let status = |id: &u32| fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        processes.filter(|id| status(id).contains(&parent)).collect()
     }
 
     /// A file beside the data directory.
