@@ -271,7 +271,7 @@ async fn what_is_not_known_of_the_extension_is_refused() {
     for (extension, said) in [
         (json!({"gapMessage": true}), "tidegate.gapMessage: is not a known member"),
         (json!({"gapMessages": "yes"}), "tidegate.gapMessages: must be true or false"),
-        (json!(true), "tidegate: must be an object"),
+        (json!(true), "tidegate: must be a JSON object"),
     ] {
         let mut subscription = forwarded("Sub2", &device);
         subscription["tidegate"] = extension;

@@ -190,6 +190,7 @@ impl Ledger {
                 sql: "DELETE FROM msg WHERE id IN (SELECT value FROM json_each(?))",
                 values: vec![Value::Text(ids)],
             });
+            staged.transaction.statements.push(floor(self.next_id + staged.appended.len() as u64));
         }
         staged.released = Some((topic.clone(), released.into_iter().collect()));
         self.close(&mut staged);

@@ -1003,7 +1003,8 @@ async fn what_a_sandbox_lacks_harms_no_script() {
     let recursion = verdict(&plugins, "() => { const f = () => 1 + f(); return f() }", "null", "{}").await;
     assert!(matches!(recursion, Err(Fault::Trap(_))), "{recursion:?}");
     let greedy = "() => { const held = []; for (;;) held.push(new Array(1000).fill(0)) }";
-    assert_eq!(verdict(&plugins, greedy, "null", "{}").await, Err(Fault::Memory));
+    let patient = start(&PluginLimits { call_ms: 10_000, ..PluginLimits::default() });
+    assert_eq!(verdict(&patient, greedy, "null", "{}").await, Err(Fault::Memory));
     assert_eq!(verdict(&plugins, "() => { for (;;); }", "null", "{}").await, Err(Fault::Deadline));
 }
 

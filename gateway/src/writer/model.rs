@@ -403,3 +403,11 @@ proptest! {
         tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(scene)?;
     }
 }
+
+// What was held and released without a message after it leaves no row that shows its id.
+#[tokio::test]
+async fn the_id_of_what_was_held_is_not_given_again() {
+    let append = |held| Step::Append(vec![vec![(1, 1, held)]]);
+    let steps = vec![Step::Connect(1, 0), append(true), Step::Release(1, vec![None]), Step::Restart, append(false)];
+    Scene::new().await.run(steps).await.unwrap();
+}
