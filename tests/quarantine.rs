@@ -65,7 +65,7 @@ async fn one_that_goes_on_to_fail_is_soon_back() {
     assert_eq!((&first["heldMessages"], &first["subscriptions"]), (&json!(5), &json!(1)), "{first}");
     let usage = &first["usage"];
     assert!(usage["faults"]["wrong_length"].as_u64() >= Some(3), "{first}");
-    for member in ["calls", "messages", "processorMicroseconds"] {
+    for member in ["calls", "messages", "processorMicroseconds", "memoryBytes"] {
         assert!(usage[member].as_u64() > Some(0), "{member} of {first}");
     }
     let released = release(&gateway, path).await;

@@ -293,14 +293,13 @@ impl Worker {
         for batch in calls(&messages, &Most::of(instance.plugin())) {
             answers.append(&mut self.shared.call::<W>(instance, &mut live, &batch));
         }
-        let memory_bytes = live.as_ref().map_or(0, Live::memory_bytes);
         if let Some(live) = live {
             self.live.put(instance, live);
         }
         instance.plugin().0.seconds.record(started.elapsed());
         self.shared.account::<W>(instance, &answers);
         let processor_time = processor_time().saturating_sub(processor);
-        instance.0.account.used(processor_time, memory_bytes);
+        instance.0.account.used(processor_time);
         Answered { answers, processor_time }
     }
 }
@@ -390,7 +389,9 @@ impl Shared {
         let made = live.take().map_or_else(|| self.instantiate(instance, given), Ok);
         let answered = made.and_then(|mut current| {
             given = time()?;
-            let answers = current.call::<W>(batch, given).inspect_err(|_| {
+            let answers = current.call::<W>(batch, given);
+            instance.0.account.held(current.memory_bytes());
+            let answers = answers.inspect_err(|_| {
                 if instance.keeps_state() {
                     state_lost("trap").increment(1);
                 }

@@ -66,8 +66,11 @@ impl Account {
         self.calls.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn used(&self, processor_time: Duration, memory_bytes: usize) {
+    pub(super) fn used(&self, processor_time: Duration) {
         self.processor_ns.fetch_add(u64::try_from(processor_time.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    pub(super) fn held(&self, memory_bytes: usize) {
         self.memory_bytes.fetch_max(memory_bytes as u64, Relaxed);
     }
 
