@@ -114,6 +114,51 @@ async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
     assert!(gateway.stderr().contains("that is bad"), "{}", gateway.stderr());
 }
 
+// Both share an instance, and its calls; what these cost is told of each.
+#[tokio::test]
+async fn what_plugins_use_is_told_by_subscription() {
+    let gateway = Gateway::start().await;
+    upload(&gateway, "above&world=filter", ABOVE).await.expect(201);
+    upload(&gateway, "stamp&world=transform", STAMP).await.expect(201);
+    let (mut made, mut all) = (Vec::new(), Vec::new());
+    for (topic, values) in [("Sub1", 5..15), ("Sub2", 9..14)] {
+        let device = gateway.device(topic).await;
+        let mut subscription = with(
+            topic,
+            &device,
+            json!({
+                "filters": [{"plugin": "above", "settings": {"limit": 10}}],
+                "transforms": [{"plugin": "stamp", "settings": {"name": "c8y_Stamp"}}],
+            }),
+        );
+        subscription["subscriptionFilter"]["typeFilter"] = json!("'t'");
+        made.push(gateway.subscribe(&subscription).await["id"].as_str().unwrap().to_owned());
+        gateway.consumer(topic, "subA").await.close().await;
+        all.extend(values.map(|value| measurement(&device, "t", value)));
+    }
+    gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);
+    let mut processor_time = 0;
+    for (id, messages, dropped) in [(&made[0], 10, 6), (&made[1], 5, 2)] {
+        let usage = gateway.get(&format!("/tidegate/v1/subscriptions/{id}/usage")).await.expect(200).json();
+        let counted = |at: usize| {
+            let plugin = &usage["plugins"][at];
+            ["plugin", "version", "messages", "dropped"].map(|member| plugin[member].clone())
+        };
+        assert_eq!(counted(0), [json!("type-filter"), Value::Null, json!(messages), json!(0)], "{usage}");
+        assert_eq!(counted(1), [json!("above"), json!(1), json!(messages), json!(dropped)], "{usage}");
+        assert_eq!(counted(2), [json!("stamp"), json!(1), json!(messages - dropped), json!(0)], "{usage}");
+        assert_eq!((usage["plugins"].as_array().unwrap().len(), &usage["heldMessages"]), (3, &json!(0)), "{usage}");
+        let time = usage["plugins"][1]["processorMicroseconds"].as_u64().unwrap();
+        assert!(time > 0, "{usage}");
+        processor_time += time;
+    }
+    let of_both = &gateway.get(&format!("{PATH}/above/versions/1")).await.json()["usage"];
+    assert_eq!((&of_both["messages"], &of_both["dropped"]), (&json!(15), &json!(8)), "{of_both}");
+    let whole = of_both["processorMicroseconds"].as_u64().unwrap();
+    assert!((processor_time..processor_time + 3).contains(&whole), "{processor_time} of {whole}");
+    gateway.get("/tidegate/v1/subscriptions/1/usage").await.error(404, "");
+}
+
 #[tokio::test]
 async fn a_script_keeps_something_for_each_source() {
     let gateway = Gateway::start().await;

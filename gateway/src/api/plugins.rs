@@ -10,6 +10,7 @@ use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
+use super::subscriptions::missing;
 use super::topics::{part, plain};
 use super::{ApiError, App, AppState, Caller, Names, found, listed, parameter, query, read_body};
 use crate::auth::Role;
@@ -17,7 +18,8 @@ use crate::json::Invalid;
 use crate::message::Tenant;
 use crate::platform::list::only_known;
 use crate::platform::page::PageRequest;
-use crate::plugin::{Fault, PluginId, Quarantined, Usage, World, built_ins};
+use crate::platform::parse_id;
+use crate::plugin::{Fault, Instance, PluginId, Quarantined, Usage, World, built_ins};
 use crate::registry::{Language, RegistryError, Upload, Uploaded, Version};
 use crate::subscription::Route;
 use crate::time;
@@ -193,6 +195,31 @@ async fn let_out(app: &App, tenant: &Tenant, plugins: &[PluginId]) -> Response {
     }))
 }
 
+/// GET of what the plugins of a subscription have made of its messages, in the order in which they are asked.
+pub(super) async fn usage_of_subscription(
+    State(app): AppState,
+    caller: Caller,
+    Names(id): Names<String>,
+) -> Result<Response, ApiError> {
+    let tenant = reader(&caller)?;
+    let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
+    let share = |instance: &Instance| {
+        let PluginId { tenant, name, version } = instance.plugin().id();
+        let mut share = render_usage(&instance.own_usage());
+        share["plugin"] = (&**name).into();
+        share["world"] = instance.plugin().world().name().into();
+        if tenant.is_some() {
+            share["version"] = (*version).into();
+        }
+        share
+    };
+    Ok(plain(&json!({
+        "self": format!("{}/tidegate/v1/subscriptions/{id}/usage", caller.base_url),
+        "heldMessages": app.topics.held(&route.topic, route.subscription.id).messages,
+        "plugins": route.filters.iter().chain(&route.transforms).map(share).collect::<Vec<_>>(),
+    })))
+}
+
 /// The tenant of somebody who may see plugins: those who install them, and those who name them in subscriptions.
 fn reader(caller: &Caller) -> Result<&Tenant, ApiError> {
     let principal = &caller.principal;
@@ -291,21 +318,23 @@ fn with_state(app: &App, caller: &Caller, plugin: &PluginId, mut body: Value) ->
     let held = |route: &Arc<Route>| app.topics.held(&route.topic, route.subscription.id).messages;
     body["subscriptions"] = users.len().into();
     body["heldMessages"] = users.iter().map(held).sum::<u64>().into();
-    body["usage"] = render_usage(&app.plugins.usage(tenant, plugin));
+    let usage = app.plugins.usage(tenant, plugin);
+    body["usage"] = render_usage(&usage);
+    body["usage"]["calls"] = usage.calls.into();
+    body["usage"]["memoryBytes"] = usage.memory_bytes.into();
     if let Some(Quarantined { since_ms, reason }) = app.plugins.quarantine().is(tenant, plugin) {
         body["quarantine"] = json!({"since": time::text(since_ms), "reason": reason});
     }
     body
 }
 
+/// What became of messages, and what that took of the processor.
 fn render_usage(usage: &Usage) -> Value {
     let faults = Fault::KINDS.into_iter().zip(usage.faults).filter(|(_, faults)| *faults > 0);
     json!({
-        "calls": usage.calls,
         "messages": usage.messages,
         "dropped": usage.dropped,
         "faults": faults.collect::<BTreeMap<_, _>>(),
         "processorMicroseconds": u64::try_from(usage.processor_time.as_micros()).unwrap_or(u64::MAX),
-        "memoryBytes": usage.memory_bytes,
     })
 }

@@ -134,6 +134,7 @@ fn subscription_routes() -> impl Iterator<Item = Route> {
             get(canary::get).put(canary::update).delete(canary::delete),
         ),
         route("/tidegate/v1/subscriptions/{id}/canary/promote", "POST", post(canary::promote)),
+        route("/tidegate/v1/subscriptions/{id}/usage", "GET", get(plugins::usage_of_subscription)),
         route("/tidegate/v1/consumers", "GET, POST", get(push::list).post(push::create)),
         route("/tidegate/v1/consumers/{id}", "GET, DELETE", get(push::get).delete(push::delete)),
     ]

@@ -429,22 +429,22 @@ impl Lines {
 type Unshaped = (Arc<Message>, &'static str, Bytes);
 
 /// One call for each plugin instance.
-struct Batches {
+struct Batches<'a> {
     calls: Vec<(Instance, Vec<Arc<Message>>)>,
-    members: Members,
+    members: Members<'a>,
 }
 
 /// Who the members of each batch are.
-struct Members {
-    /// For each call, indices into the routed messages.
-    of: Vec<Vec<usize>>,
+struct Members<'a> {
+    /// For each call, indices into the routed messages, and the instances of their own subscriptions.
+    of: Vec<Vec<(usize, &'a Instance)>>,
     /// The calls from here on are to canaries, about messages that others are asked about, too.
     canaries: usize,
 }
 
-impl Batches {
+impl<'a> Batches<'a> {
     /// Calls to the plugins at the step that each message is at, and to the canaries that it meets there.
-    fn new(routed: &[Routed], world: World, step: impl Fn(&Routed) -> usize) -> Self {
+    fn new(routed: &'a [Routed], world: World, step: impl Fn(&Routed) -> usize) -> Self {
         let mut batches = Self { calls: Vec::new(), members: Members { of: Vec::new(), canaries: 0 } };
         batches.add(routed, |routed| routed.route.instances(world).get(step(routed)));
         batches.members.canaries = batches.calls.len();
@@ -454,7 +454,7 @@ impl Batches {
         batches
     }
 
-    fn add<'a>(&mut self, routed: &'a [Routed], instance: impl Fn(&'a Routed) -> Option<&'a Instance>) {
+    fn add(&mut self, routed: &'a [Routed], instance: impl Fn(&'a Routed) -> Option<&'a Instance>) {
         let mut open: HashMap<&Instance, usize> = HashMap::new();
         let Self { calls, members: Members { of: members, .. } } = self;
         for (at, routed) in routed.iter().enumerate() {
@@ -469,12 +469,12 @@ impl Batches {
                 }
             };
             calls[call].1.push(routed.message.clone());
-            members[call].push(at);
+            members[call].push((at, instance));
         }
     }
 }
 
-impl Members {
+impl Members<'_> {
     /// The answer that counts for each message, of those to the calls.
     fn decide<T: Clone + Into<Verdict>>(
         mut self,
@@ -482,10 +482,16 @@ impl Members {
         mut answered: Vec<Answered<T>>,
     ) -> Vec<(usize, Result<T, Fault>)> {
         /// The time of a call is shared by its messages.
-        fn each<T>(members: Vec<Vec<usize>>, answered: Vec<Answered<T>>) -> impl Iterator<Item = (usize, Judged<T>)> {
+        fn each<T: Clone + Into<Verdict>>(
+            members: Vec<Vec<(usize, &Instance)>>,
+            answered: Vec<Answered<T>>,
+        ) -> impl Iterator<Item = (usize, Judged<T>)> {
             members.into_iter().zip(answered).flat_map(|(members, Answered { answers, processor_time })| {
                 let time = processor_time / u32::try_from(members.len().max(1)).unwrap_or(u32::MAX);
-                members.into_iter().zip(answers).map(move |(at, answer)| (at, (answer, time)))
+                members.into_iter().zip(answers).map(move |((at, instance), answer)| {
+                    instance.count(&answer, time);
+                    (at, (answer, time))
+                })
             })
         }
         let of_canaries = each(self.of.split_off(self.canaries), answered.split_off(self.canaries));

@@ -202,7 +202,6 @@ pub enum Source<'a> {
 #[derive(Clone)]
 pub struct Instance(Arc<Key>);
 
-#[derive(Clone)]
 struct Key {
     hash: u64,
     tenant: Tenant,
@@ -212,6 +211,8 @@ struct Key {
     owner: Option<u64>,
     /// What the tenant has used of the plugin.
     account: Arc<Account>,
+    /// What was answered to the subscription that it was configured for; equal instances of others count for themselves.
+    own: Account,
     /// Whether API, action and type of a message decide over the verdict.
     kind_decides: bool,
 }
@@ -235,6 +236,22 @@ impl Instance {
         &self.0.settings
     }
 
+    /// Counts an answer for the subscription that this was configured for, with its share of the processor time of the call.
+    pub fn count<T: Clone + Into<Verdict>>(&self, answer: &Result<T, Fault>, processor_time: Duration) {
+        let dropped = answer.clone().is_ok_and(|answer| answer.into() == Verdict::Drop);
+        self.0.own.judged(1, usize::from(dropped));
+        if let Err(fault) = answer {
+            self.0.own.faulted(fault, 1);
+        }
+        self.0.own.used(processor_time);
+    }
+
+    /// What was counted so. Calls and memory are shared with equal instances, and not in it.
+    #[must_use]
+    pub fn own_usage(&self) -> Usage {
+        self.0.own.usage()
+    }
+
     /// Whether it keeps something for each source.
     fn keeps_state(&self) -> bool {
         self.0.owner.is_some()
@@ -250,6 +267,7 @@ impl Key {
             settings: settings.into(),
             owner,
             account: plugin.0.account(tenant),
+            own: Account::default(),
             kind_decides: false,
         }
     }
