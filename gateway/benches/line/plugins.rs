@@ -1,5 +1,5 @@
-//! What a message costs in the built-in guests, beside native code: CPU time of the whole process, so that handing the batch
-//! over to another thread counts too.
+//! What a message costs in guests, beside native code: processor time of the call, as the gateway accounts it. What the caller
+//! waits is shown too: a lone call wakes the plugins' thread up, which takes longer than most calls.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use fragments_to_copy::Projection;
+use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 use tidegate::config::PluginEngine;
 use tidegate::message::{Action, Api, Message, Tenant};
 use tidegate::plugin::compiler::Compiler;
-use tidegate::plugin::{BuiltIn, Fault, Instance, PluginId, PluginLimits, Plugins, Source, World};
+use tidegate::plugin::{BuiltIn, Fault, Instance, Plugin, PluginId, PluginLimits, Plugins, Source, World};
 use tokio::runtime::Runtime;
 
 use crate::Plan;
@@ -35,27 +36,40 @@ const UPLOADED: [(usize, usize); 2] = [(1, 1), (64, 1)];
 struct Uploaded {
     name: &'static str,
     source: Source<'static>,
+    settings: &'static str,
     twin: fn(&Message) -> bool,
     /// Nanoseconds of a message in large batches, compiled.
-    limit: f64,
+    limit: Option<f64>,
 }
 
-const FILTERS: [Uploaded; 2] = [
+const THRESHOLD: &[u8] = include_bytes!("../../../plugins/components/threshold.wasm");
+const THRESHOLD_SETTINGS: &str = r#"{"value":"/c8y_Temperature/inside/value","above":20}"#;
+
+const FILTERS: [Uploaded; 3] = [
+    Uploaded {
+        name: "threshold in Rust, uploaded",
+        source: Source::Component(THRESHOLD),
+        settings: THRESHOLD_SETTINGS,
+        twin: by_body,
+        limit: None,
+    },
     Uploaded {
         name: "JavaScript by type",
         source: script("(message) => message.type === 'temperature' || message.type === 'pressure'"),
+        settings: "null",
         twin: by_type,
-        limit: 5_000.0,
+        limit: Some(5_000.0),
     },
     Uploaded {
         name: "JavaScript by body",
         source: script("(message) => message.body.c8y_Temperature.inside.value > 20"),
+        settings: "null",
         twin: by_body,
-        limit: 20_000.0,
+        limit: Some(20_000.0),
     },
 ];
 
-const fn script(text: &'static str) -> Source<'static> {
+const fn script(text: &str) -> Source<'_> {
     Source::Script { world: World::Filter, text }
 }
 
@@ -71,7 +85,20 @@ fn by_body(message: &Message) -> bool {
 /// Each round of the line is cut into so many: the medians of many short ones are steadier on a busy machine.
 const CUTS: usize = 8;
 
+/// How many plugins are weighed at once.
+const MANY: usize = 100;
+
 type Batches = Vec<(Instance, Vec<Arc<Message>>)>;
+
+/// Nanoseconds of a message.
+#[derive(Clone, Copy)]
+struct Cost {
+    processor: f64,
+    wall: f64,
+}
+
+/// The cost of a guest in each round, and the nanoseconds of what it is compared with.
+type Costs = Vec<(Cost, f64)>;
 
 struct Bench {
     runtime: Runtime,
@@ -103,6 +130,18 @@ pub(crate) fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
         report.add(row("fragments-to-copy", size, calls, costs, "native", limit));
     }
     bench.uploaded("", true, rounds, report)?;
+    bench.as_built_in(rounds, report)?;
+    let limits: Vec<String> = (0..MANY).map(|number| THRESHOLD_SETTINGS.replace("20", &number.to_string())).collect();
+    let threshold = bench.upload("threshold", 2, Source::Component(THRESHOLD), THRESHOLD_SETTINGS)?;
+    bench.weigh("settings of a Rust filter", 15.0, report, |number| {
+        bench.configure(threshold.plugin(), &limits[number])
+    })?;
+    let version =
+        |number| bench.upload("threshold", 3 + number as u32, Source::Component(THRESHOLD), THRESHOLD_SETTINGS);
+    bench.weigh("versions of a Rust filter", 15.0, report, version)?;
+    let texts: Vec<String> = (0..MANY).map(|number| format!("(message) => message.type !== 't{number}'")).collect();
+    let of_text = |number: usize| bench.upload("script", 1 + number as u32, script(&texts[number]), "null");
+    bench.weigh("scripts", 80.0, report, of_text)?;
     bench.plugins.stop();
 
     let interpreted = Bench::set_up(folder.path(), PluginEngine::Pulley, bench.round)?;
@@ -122,14 +161,15 @@ enum Limit {
     Nanoseconds(f64),
 }
 
-fn row(guest: &str, size: usize, calls: usize, costs: Vec<(f64, f64)>, twin: &str, limit: Option<Limit>) -> Row {
-    let (ours, twins): (Vec<f64>, Vec<f64>) = costs.into_iter().unzip();
-    let ratios: Vec<f64> = ours.iter().zip(&twins).map(|(ours, twin)| ours / twin).collect();
+fn row(guest: &str, size: usize, calls: usize, costs: Costs, twin: &str, limit: Option<Limit>) -> Row {
+    let (ours, twins): (Vec<Cost>, Vec<f64>) = costs.into_iter().unzip();
+    let ratios: Vec<f64> = ours.iter().zip(&twins).map(|(ours, twin)| ours.processor / twin).collect();
     let together = if calls > 1 { format!(", {calls} calls at once") } else { String::new() };
-    let ours = median(ours);
+    let wall = median(ours.iter().map(|cost| cost.wall));
+    let ours = median(ours.iter().map(|cost| cost.processor));
     Row {
         figure: format!("{guest}, {size} a call{together}"),
-        measured: format!("{ours:.0} ns a message"),
+        measured: format!("{ours:.0} ns a message, {wall:.0} ns until it is answered"),
         beside: format!("{twin} {:.0} ns", median(twins)),
         target: limit.map(|limit| match limit {
             Limit::Times(limit) => Target::at_most(median(ratios.iter().copied()), limit, ""),
@@ -173,19 +213,70 @@ impl Bench {
 
     /// Rows for the filters that users upload.
     fn uploaded(&self, how: &str, limited: bool, rounds: usize, report: &mut Report) -> Result<()> {
-        for (version, Uploaded { name, source, twin, limit }) in (1..).zip(&FILTERS) {
-            let id = PluginId { tenant: Some(TENANT.into()), name: "uploaded".into(), version };
-            let plugin = self.runtime.block_on(self.plugins.load(id, *source))?;
-            let filter = self.runtime.block_on(self.plugins.configure(&TENANT.into(), &plugin, "null", 1))?;
+        for (version, Uploaded { name, source, settings, twin, limit }) in (1..).zip(&FILTERS) {
+            let filter = self.upload("uploaded", version, *source, settings)?;
             let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(&filter, MOST, 1)));
             for (message, verdict) in self.messages.iter().zip(&verdicts[0].answers) {
                 ensure!(*verdict == Ok(twin(message)), "{name} differs from its twin");
             }
             self.beside(&filter, *twin, rounds, |size, costs| {
-                let limit = (limited && size >= 16).then_some(Limit::Nanoseconds(*limit));
+                let limit = limit.filter(|_| limited && size >= 16).map(Limit::Nanoseconds);
                 report.add(row(&format!("{name}{how}"), size, 1, costs, "native", limit));
             })?;
         }
+        Ok(())
+    }
+
+    fn upload(&self, name: &str, version: u32, source: Source<'_>, settings: &str) -> Result<Instance> {
+        let id = PluginId { tenant: Some(TENANT.into()), name: name.into(), version };
+        let plugin = self.runtime.block_on(self.plugins.load(id, source))?;
+        self.configure(&plugin, settings)
+    }
+
+    fn configure(&self, plugin: &Plugin, settings: &str) -> Result<Instance> {
+        Ok(self.runtime.block_on(self.plugins.configure(&TENANT.into(), plugin, settings, 1))?)
+    }
+
+    /// Rows for a filter that is uploaded beside the same one that is built in.
+    fn as_built_in(&self, rounds: usize, report: &mut Report) -> Result<()> {
+        let uploaded = self.upload("threshold", 1, Source::Component(THRESHOLD), THRESHOLD_SETTINGS)?;
+        let built_in = self.runtime.block_on(self.plugins.built_in_named("threshold"));
+        let built_in = self.configure(&built_in.context("there is no threshold")??, THRESHOLD_SETTINGS)?;
+        for (size, calls) in UPLOADED {
+            self.ask(&uploaded, size, calls)?;
+            let both = || Ok((self.ask(&uploaded, size, calls)?, self.ask(&built_in, size, calls)?.processor));
+            let costs = (0..rounds).map(|_| both()).collect::<Result<_>>()?;
+            let limit = (size >= 16).then_some(Limit::Times(1.1));
+            report.add(row(FILTERS[0].name, size, calls, costs, "built in", limit));
+        }
+        Ok(())
+    }
+
+    /// What [`MANY`] filters, each of which has judged a message, add to the memory.
+    fn weigh(
+        &self,
+        what: &str,
+        limit: f64,
+        report: &mut Report,
+        filter: impl Fn(usize) -> Result<Instance>,
+    ) -> Result<()> {
+        let before = process::memory("self")?;
+        let mut held = Vec::with_capacity(MANY);
+        for number in 0..MANY {
+            let filter = filter(number)?;
+            let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(&filter, 1, 1)));
+            ensure!(verdicts[0].answers[0].is_ok(), "{filter:?} failed");
+            held.push(filter);
+        }
+        ensure!(self.plugins.live_instances() >= MANY, "not all {what} are live");
+        let after = process::memory("self")?;
+        let (resident, anonymous) = (after.resident - before.resident, after.anonymous - before.anonymous);
+        report.add(Row {
+            figure: format!("{MANY} {what}"),
+            measured: format!("{resident:.1} MB, {anonymous:.1} MB of it in no file"),
+            target: Some(Target::at_most(resident, limit, " MB")),
+            ..Row::default()
+        });
         Ok(())
     }
 
@@ -195,7 +286,7 @@ impl Bench {
         filter: &Instance,
         twin: fn(&Message) -> bool,
         rounds: usize,
-        mut add: impl FnMut(usize, Vec<(f64, f64)>),
+        mut add: impl FnMut(usize, Costs),
     ) -> Result<()> {
         for (size, calls) in UPLOADED {
             self.ask(filter, size, calls)?;
@@ -206,20 +297,20 @@ impl Bench {
         Ok(())
     }
 
-    fn judge(&self, size: usize, calls: usize) -> Result<f64> {
+    fn judge(&self, size: usize, calls: usize) -> Result<Cost> {
         self.ask(&self.filter, size, calls)
     }
 
-    fn ask(&self, filter: &Instance, size: usize, calls: usize) -> Result<f64> {
-        self.cost(|| {
+    fn ask(&self, filter: &Instance, size: usize, calls: usize) -> Result<Cost> {
+        self.cost(filter, || {
             let verdicts = self.runtime.block_on(self.plugins.judge(self.batches(filter, size, calls)));
             ensure!(verdicts.iter().flat_map(|answered| &answered.answers).all(Result::is_ok), "{filter:?} failed");
             Ok(size * calls)
         })
     }
 
-    fn shape(&self, size: usize, calls: usize) -> Result<f64> {
-        self.cost(|| {
+    fn shape(&self, size: usize, calls: usize) -> Result<Cost> {
+        self.cost(&self.transform, || {
             let batches = self.batches(&self.transform, size, calls);
             let bodies = self.runtime.block_on(self.plugins.shape(batches));
             ensure!(
@@ -238,13 +329,17 @@ impl Bench {
         self.native(|message| self.projected(message))
     }
 
+    /// Processor time of this thread.
     fn native<T>(&self, work: impl Fn(&Message) -> Result<T>) -> Result<f64> {
-        self.cost(|| {
+        let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
+        let before = now()?;
+        let messages = self.for_a_round(|| {
             for message in &self.messages {
                 black_box(work(black_box(message))?);
             }
             Ok(self.messages.len())
-        })
+        })?;
+        Ok(each(now()?.saturating_sub(before), messages))
     }
 
     fn projected(&self, message: &Message) -> Result<Vec<u8>> {
@@ -257,18 +352,28 @@ impl Bench {
         (0..calls).map(|_| (instance.clone(), self.messages[..size].to_vec())).collect()
     }
 
-    /// Nanoseconds of CPU time for a message; `work` gives the messages it has handled.
-    fn cost(&self, mut work: impl FnMut() -> Result<usize>) -> Result<f64> {
-        let threads = "/proc/self/task";
-        let before = process::cpu(threads);
+    /// What the calls that `work` makes of the instance cost.
+    fn cost(&self, instance: &Instance, work: impl FnMut() -> Result<usize>) -> Result<Cost> {
+        let used = || self.plugins.usage(instance.tenant(), instance.plugin().id()).processor_time;
+        let (before, started) = (used(), Instant::now());
+        let messages = self.for_a_round(work)?;
+        Ok(Cost { wall: each(started.elapsed(), messages), processor: each(used().saturating_sub(before), messages) })
+    }
+
+    /// The messages that `work` has handled; it tells how many each time.
+    fn for_a_round(&self, mut work: impl FnMut() -> Result<usize>) -> Result<usize> {
         let until = Instant::now() + self.round;
         let mut messages = 0;
         while Instant::now() < until {
             messages += work()?;
         }
-        let spent = process::cpu(threads).checked_sub(before).context("a thread has ended in between")?;
-        Ok(spent.as_nanos() as f64 / messages as f64)
+        Ok(messages)
     }
+}
+
+/// Nanoseconds.
+fn each(time: Duration, messages: usize) -> f64 {
+    time.as_nanos() as f64 / messages as f64
 }
 
 fn message(tenant: &Tenant, number: usize) -> Message {

@@ -12,6 +12,8 @@ pub(crate) struct Guarded(Child);
 /// Memory of a process in MB (10^6 bytes).
 pub(crate) struct Memory {
     pub(crate) resident: f64,
+    /// The part of it that no file holds.
+    pub(crate) anonymous: f64,
     pub(crate) peak: f64,
 }
 
@@ -25,13 +27,7 @@ impl Guarded {
     }
 
     pub(crate) fn memory(&self) -> Result<Memory> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id()))?;
-        let field = |name: &str| -> Result<f64> {
-            let line = status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
-            let kibibytes: f64 = line.trim().trim_end_matches(" kB").parse()?;
-            Ok(kibibytes * 1024.0 / 1e6)
-        };
-        Ok(Memory { resident: field("VmRSS:")?, peak: field("VmHWM:")? })
+        memory(&self.0.id().to_string())
     }
 
     pub(crate) fn cpu(&self) -> Duration {
@@ -60,6 +56,17 @@ impl Drop for Guarded {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Memory of the process of this id.
+pub(crate) fn memory(process: &str) -> Result<Memory> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let field = |name: &str| -> Result<f64> {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
+        let kibibytes: f64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kibibytes * 1024.0 / 1e6)
+    };
+    Ok(Memory { resident: field("VmRSS:")?, anonymous: field("RssAnon:")?, peak: field("VmHWM:")? })
 }
 
 /// CPU time of the living threads in a `task` folder of procfs.
