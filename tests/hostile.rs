@@ -28,7 +28,7 @@ const GROWN_KIB: u64 = 96 << 10;
 
 // --- the others ---
 
-/// A device of another tenant, whose measurements go to a consumer one by one.
+/// A device whose measurements go to a consumer one by one.
 struct Lane {
     device: String,
     consumer: Consumer,
@@ -37,13 +37,11 @@ struct Lane {
 
 impl Lane {
     /// The times that messages take from the producer to the consumer, until `done`. None is lost, and none comes twice.
-    async fn run(&mut self, gateway: &Gateway, done: &CancellationToken) -> Vec<Duration> {
-        let producer = gateway.producer();
+    async fn run(&mut self, tenant: &Tenant<'_>, done: &CancellationToken) -> Vec<Duration> {
         let mut times = Vec::new();
         while !done.is_cancelled() {
             let started = Instant::now();
-            let posted = producer.post(&measurement(&self.device, "t", self.next), "PERSISTENT").await;
-            assert_eq!(posted.unwrap(), 201);
+            tenant.measure(&self.device, self.next).await;
             assert_eq!(value_of(&self.consumer.receive().await.json()), self.next);
             times.push(started.elapsed());
             self.next += 1;
@@ -52,44 +50,63 @@ impl Lane {
     }
 }
 
-/// The other tenants: half of their messages go past a plugin.
+/// A tenant that is not to be hurt.
+struct Other<'a> {
+    tenant: Tenant<'a>,
+    lanes: Vec<Lane>,
+}
+
+impl<'a> Other<'a> {
+    async fn new(gateway: &'a Gateway, name: &str, extension: Value) -> Self {
+        let tenant = Tenant::new(gateway, name).await;
+        let mut lanes = Vec::new();
+        for topic in ["One", "Two"] {
+            let device = tenant.device(topic, extension.clone()).await;
+            lanes.push(Lane { device, consumer: tenant.consumer(topic).await, next: 0 });
+        }
+        Self { tenant, lanes }
+    }
+
+    async fn run(&mut self, done: &CancellationToken) -> Pace {
+        let started = Instant::now();
+        let times = join_all(self.lanes.iter_mut().map(|lane| lane.run(&self.tenant, done))).await;
+        Pace::of(times.concat(), started.elapsed())
+    }
+}
+
+/// One that uses no plugin, and one whose messages all go past one.
 struct Others<'a> {
     gateway: &'a Gateway,
-    lanes: Vec<Lane>,
+    plain: Other<'a>,
+    filtered: Other<'a>,
 }
 
 impl<'a> Others<'a> {
     async fn new(gateway: &'a Gateway) -> Self {
-        let mut lanes = Vec::new();
-        for number in 0..4 {
-            let device = gateway.device(&format!("other {number}")).await;
-            let topic = format!("Other{number}");
-            let mut subscription = forwarded(&topic, &device);
-            if number % 2 == 1 {
-                subscription["fragmentsToCopy"] = json!(["c8y_Reading"]);
-            }
-            gateway.subscribe(&subscription).await;
-            lanes.push(Lane { device, consumer: gateway.consumer(&topic, "subA").await, next: 0 });
-        }
-        Self { gateway, lanes }
+        let above = json!({"value": "/c8y_Reading/R/value", "above": -1});
+        let filter = json!({"filters": [{"plugin": "threshold", "settings": above}]});
+        let plain = Other::new(gateway, "plain", json!({})).await;
+        Self { gateway, plain, filtered: Other::new(gateway, "filtered", filter).await }
     }
 
     /// Does `attack` beside them.
     async fn beside<T>(&mut self, name: &str, attack: impl Future<Output = T>) -> T {
-        let ((), quiet) = self.pace(tokio::time::sleep(QUIET)).await;
+        let ((), alone) = self.pace(tokio::time::sleep(QUIET)).await;
         let before = self.gateway.peak_rss_kib();
         let (done, beside) = self.pace(attack).await;
         let grown = self.gateway.peak_rss_kib().saturating_sub(before);
-        let _ =
-            writeln!(std::io::stderr().lock(), "{name}: {quiet} alone, {beside} beside; {grown} KiB more at the peak");
-        assert!(beside.worst < STALL, "{name}: {beside}");
+        let mut out = std::io::stderr().lock();
+        let _ = writeln!(out, "{name}: {grown} KiB more at the peak");
+        for (tenant, alone, beside) in [("plain", &alone[0], &beside[0]), ("filtered", &alone[1], &beside[1])] {
+            let _ = writeln!(out, "  {tenant}: {alone} alone, {beside} beside");
+            assert!(beside.worst < STALL, "{name}: {tenant}: {beside}");
+        }
         assert!(grown < GROWN_KIB, "{name}: {grown} KiB more");
         done
     }
 
-    async fn pace<T>(&mut self, work: impl Future<Output = T>) -> (T, Pace) {
+    async fn pace<T>(&mut self, work: impl Future<Output = T>) -> (T, [Pace; 2]) {
         let (gateway, done) = (self.gateway, CancellationToken::new());
-        let started = Instant::now();
         let work = async {
             let result = work.await;
             done.cancel();
@@ -101,9 +118,8 @@ impl<'a> Others<'a> {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        let lanes = join_all(self.lanes.iter_mut().map(|lane| lane.run(gateway, &done)));
-        let (result, times, ()) = tokio::join!(work, lanes, ready);
-        (result, Pace::of(times.concat(), started.elapsed()))
+        let (result, plain, filtered, ()) = tokio::join!(work, self.plain.run(&done), self.filtered.run(&done), ready);
+        (result, [plain, filtered])
     }
 }
 
@@ -130,17 +146,22 @@ impl std::fmt::Display for Pace {
     }
 }
 
-// --- the attacker ---
+// --- tenants ---
 
-/// The tenant whose plugins are hostile.
-struct Attacker<'a> {
+/// One of many, as its administrator.
+struct Tenant<'a> {
     gateway: &'a Gateway,
     user: String,
 }
 
-impl<'a> Attacker<'a> {
-    async fn new(gateway: &'a Gateway) -> Self {
-        Self { gateway, user: gateway.tenant("attacker").await }
+impl<'a> Tenant<'a> {
+    async fn new(gateway: &'a Gateway, name: &str) -> Self {
+        Self { gateway, user: gateway.tenant(name).await }
+    }
+
+    /// Whose plugins are hostile.
+    async fn attacker(gateway: &'a Gateway) -> Self {
+        Self::new(gateway, "attacker").await
     }
 
     fn as_them(&self, call: Call) -> Call {
@@ -267,7 +288,7 @@ async fn no_compiler_is_left(gateway: &Gateway) {
 #[tokio::test]
 async fn hostile_components_are_refused_and_leave_nothing_behind() {
     let gateway = Gateway::with("[plugins]\ncompile_seconds = 3\n").await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     let before = compiled(&gateway);
     let sound = component("type-filter");
     let truncated = |share: usize| sound[..sound.len() * share / 8].to_vec();
@@ -298,7 +319,7 @@ async fn hostile_components_are_refused_and_leave_nothing_behind() {
 #[tokio::test]
 async fn names_are_what_they_may_be() {
     let gateway = Gateway::start().await;
-    let attacker = Attacker::new(&gateway).await;
+    let attacker = Tenant::attacker(&gateway).await;
     let huge = "a".repeat(4_000);
     for name in ["..", "a%2Fb", "a%00b", "%F0%9F%8C%8A", "a%0Ab", "A", "-", "%22", "a'--", &huge] {
         attacker.wasm(name, component("type-filter")).await.error(422, "name: must have 1 to 64 small letters");
@@ -314,7 +335,7 @@ async fn names_are_what_they_may_be() {
 async fn a_thousand_uploads_in_a_row() {
     const KEPT: usize = 10;
     let gateway = Gateway::with(&format!("[plugins]\nversions_per_tenant = {KEPT}\n")).await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     let before = compiled(&gateway).len();
     let attack = async {
         let mut kept = 0;
@@ -338,7 +359,7 @@ async fn a_thousand_uploads_in_a_row() {
 #[tokio::test]
 async fn uploads_by_twenty_clients_at_once() {
     let gateway = Gateway::start().await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     let before = compiled(&gateway).len();
     let uploads = join_all((0..20).map(|number| attacker.wasm("a", distinct(number)).into_future()));
     let answers = others.beside("20 clients", uploads).await;
@@ -383,7 +404,7 @@ async fn an_upload_that_is_cut_in_the_middle_leaves_nothing_behind() {
 #[tokio::test]
 async fn who_leaves_while_it_is_compiled_leaves_no_code_without_a_version() {
     let gateway = Gateway::start().await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     let before = compiled(&gateway).len();
     let attack = async {
         for number in 0..5 {
@@ -431,7 +452,7 @@ fn used_as(world: &str, plugin: &str) -> Value {
 }
 
 /// Sends a plugin messages for a while, each of which it is asked about. The attacker's own device `plain` goes on beside.
-async fn provoke(attacker: &Attacker<'_>, device: &str, plain: (&str, &mut Consumer), next: &mut u64) {
+async fn provoke(attacker: &Tenant<'_>, device: &str, plain: (&str, &mut Consumer), next: &mut u64) {
     const ATTACK: Duration = Duration::from_secs(2);
     let until = Instant::now() + ATTACK;
     while Instant::now() < until {
@@ -444,7 +465,7 @@ async fn provoke(attacker: &Attacker<'_>, device: &str, plain: (&str, &mut Consu
 
 /// Uploads the plugins one after another and has them asked. Each has to fail, but for those that only answer nonsense.
 async fn run(gateway: &Gateway, plugins: impl IntoIterator<Item = (&str, &str, Call)>) {
-    let (mut others, attacker) = (Others::new(gateway).await, Attacker::new(gateway).await);
+    let (mut others, attacker) = (Others::new(gateway).await, Tenant::attacker(gateway).await);
     let plain = attacker.device("Plain", json!({})).await;
     let (mut consumer, mut next) = (attacker.consumer("Plain").await, 0);
     for (name, world, upload) in plugins {
@@ -480,7 +501,7 @@ async fn components_that_fail_on_messages() {
 async fn who_loops_on_every_message_is_soon_asked_no_more() {
     for plugins in [1, 8] {
         let gateway = Gateway::start().await;
-        let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+        let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
         let (mut devices, mut waiting) = (Vec::new(), Vec::new());
         for number in 0..plugins {
             let name = format!("loop{number}");
@@ -509,7 +530,7 @@ async fn who_loops_on_every_message_is_soon_asked_no_more() {
 #[tokio::test]
 async fn scripts_that_never_come_to_be_are_refused() {
     let gateway = Gateway::start().await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     // It compiles what runs scripts.
     attacker.script("sound&world=filter", "() => true").await.expect(201);
     for (name, text, refusal) in [
@@ -558,7 +579,7 @@ async fn scripts_that_fail_on_messages() {
 #[tokio::test]
 async fn scripts_do_not_see_what_others_have_left() {
     let gateway = Gateway::start().await;
-    let attacker = Attacker::new(&gateway).await;
+    let attacker = Tenant::attacker(&gateway).await;
     // Passes until it finds what it has left itself.
     const FIRST: &str = "(message, settings, state) => {
         const found = {}.left || globalThis.left || state.left;
@@ -590,7 +611,7 @@ async fn scripts_do_not_see_what_others_have_left() {
 #[tokio::test]
 async fn settings_of_32_kib_are_the_longest() {
     let gateway = Gateway::start().await;
-    let attacker = Attacker::new(&gateway).await;
+    let attacker = Tenant::attacker(&gateway).await;
     attacker.wasm("a", component("faulty/trap-third")).await.expect(201);
     let settings = |bytes: usize| json!({"filters": [{"plugin": "a", "settings": "x".repeat(bytes - 2)}]});
     attacker.device("Longest", settings(32 << 10)).await;
@@ -605,7 +626,7 @@ async fn settings_of_32_kib_are_the_longest() {
 #[tokio::test]
 async fn plugins_come_and_go_while_messages_pass_them() {
     let gateway = Gateway::start().await;
-    let (mut others, attacker) = (Others::new(&gateway).await, Attacker::new(&gateway).await);
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
     let device = attacker.device("Sound", json!({})).await;
     let mut subscription = forwarded("Going", &device);
     subscription["tidegate"] = json!({"filters": [{"plugin": "a", "settings": "x"}]});
