@@ -1,4 +1,4 @@
-//! The threads that run guests. An instance always runs on the same one, so stores never move.
+//! The threads that run guests. A live instance stays on the one that made it, so stores never move.
 
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,6 +62,7 @@ enum Order {
 /// The worker threads.
 pub(super) struct Pool {
     shared: Arc<Shared>,
+    /// The last one is for those who have taken all the time or memory that they may: who does so again holds up nobody else.
     lanes: Vec<Lane>,
     /// Where settings and samples are tried, so that who never ends there holds nobody up that judges.
     trials: Lane,
@@ -111,7 +112,7 @@ impl Pool {
             );
             Ok(Lane { permits: Arc::new(Semaphore::new(queue)), orders })
         };
-        let lanes = (0..workers).map(|number| lane(format!("tidegate-wasm-{number}"), Worker::work));
+        let lanes = (0..=workers).map(|number| lane(format!("tidegate-wasm-{number}"), Worker::work));
         let lanes = lanes.collect::<Result<_, _>>().map_err(failed)?;
         let trials = lane("tidegate-trials".into(), Worker::work_behind).map_err(failed)?;
         Ok(Self { shared, lanes, trials, trying: Turns::new(), threads: Mutex::new(threads) })
@@ -184,8 +185,12 @@ impl Pool {
     }
 
     fn lane(&self, instance: &Instance) -> usize {
+        let last = self.lanes.len() - 1;
+        if instance.0.account.has_taken_all() {
+            return last;
+        }
         // The upper half: the worker's own map uses the lower one.
-        (instance.0.hash >> 32) as usize % self.lanes.len()
+        (instance.0.hash >> 32) as usize % last
     }
 
     /// What an instance answers without being asked, if so.
@@ -409,6 +414,9 @@ impl Shared {
             Fault::Deadline => given >= self.limits.call(),
             Fault::Refused(_) | Fault::Stopped | Fault::Quarantined(_) | Fault::Unavailable(_) => false,
         };
+        if is_to_blame && matches!(fault, Fault::Deadline | Fault::Memory) {
+            instance.0.account.takes_all();
+        }
         if is_to_blame && instance.0.account.failed(&self.limits, Instant::now()) {
             self.quarantine.impose(instance, fault);
         }

@@ -371,6 +371,19 @@ async fn others_go_on_beside_a_faulty_guest() {
 }
 
 #[tokio::test]
+async fn who_takes_all_the_time_holds_up_nobody_twice() {
+    let plugins = start_with(&PluginLimits { call_ms: 300, ..quick() }, FILTER, "loop");
+    let (faulty, sound) = (instance(&plugins, FILTER, "").await, instance(&plugins, TRANSFORM, r#"["f"]"#).await);
+    assert_eq!(judge(&plugins, &faulty, messages(1)).await, [Err(Fault::Deadline)]);
+    assert!(shape(&plugins, &sound, messages(1)).await[0].is_ok());
+    let judged = async { (judge(&plugins, &faulty, messages(1)).await, Instant::now()) };
+    let shaped = async { (shape(&plugins, &sound, messages(1)).await, Instant::now()) };
+    let ((judged, late), (shaped, soon)) = tokio::join!(judged, shaped);
+    assert!(judged == [Err(Fault::Deadline)] && shaped[0].is_ok());
+    assert!(soon < late, "asked after it, answered before it");
+}
+
+#[tokio::test]
 async fn a_plugin_is_not_asked_what_it_is_not_made_for() {
     let plugins = start(&quick());
     let filter = instance(&plugins, FILTER, "'a'").await;

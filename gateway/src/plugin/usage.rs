@@ -1,6 +1,6 @@
 //! What plugins have used, and how often they have failed of late.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ pub(super) struct Account {
     faults: [AtomicU64; Fault::KINDS.len()],
     processor_ns: AtomicU64,
     memory_bytes: AtomicU64,
+    taken_all: AtomicBool,
     failures: Mutex<Failures>,
 }
 
@@ -72,6 +73,15 @@ impl Account {
 
     pub(super) fn held(&self, memory_bytes: usize) {
         self.memory_bytes.fetch_max(memory_bytes as u64, Relaxed);
+    }
+
+    /// Remembers for good that a call took all the time or memory that it may take.
+    pub(super) fn takes_all(&self) {
+        self.taken_all.store(true, Relaxed);
+    }
+
+    pub(super) fn has_taken_all(&self) -> bool {
+        self.taken_all.load(Relaxed)
     }
 
     pub(super) fn faulted(&self, fault: &Fault, messages: usize) {
