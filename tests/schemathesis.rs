@@ -124,6 +124,8 @@ async fn run(gateway: &Gateway, settings: &str, name: &str, arguments: &[&str]) 
     command.args(["--seed", "20260301", "-n", "10", "--no-shrink", "--continue-on-failure", "--warnings", "off"]);
     // Names that make another path are left out, and so many are drawn in vain.
     command.args(["--suppress-health-check", "filter_too_much"]);
+    // The first script has its interpreter compiled, which an unoptimised gateway takes long for.
+    command.args(["--request-timeout", "120"]);
     command.args(["--phases", "coverage,fuzzing", "--exclude-checks"]);
     // These compare several answers, or judge by what a schema cannot say.
     command.arg(
