@@ -17,6 +17,7 @@ use serde_json::value::RawValue;
 use crate::json::{self, Invalid, Limits, Members};
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::object::member;
+use crate::platform::parse_id;
 use crate::plugin::{Fault, PluginError, Trial, Verdict, World};
 
 /// Reads `{"api","action","source","type","time","body"}`. Only `body` is needed, a JSON object: the API is measurements, the
@@ -35,7 +36,8 @@ pub fn message(tenant: &Tenant, sample: &Members<'_>, limits: &Limits) -> Result
     let members = Members::of(body, limits).map_err(|error| error.within("body"))?;
     let mut message = of_members(tenant, api, action, body, &members);
     if let Some(raw) = sample.get("source") {
-        message.source = (&*id(raw).ok_or_else(|| Invalid::new("source", "must be an id"))?).into();
+        let id = id(raw).filter(|id| parse_id(id).is_some());
+        message.source = (&*id.ok_or_else(|| Invalid::new("source", "must be an id"))?).into();
     }
     if let Some(raw) = sample.get("type") {
         message.kind = Some(json::string(raw, "type")?.into());
