@@ -375,6 +375,7 @@ impl Run {
         stored
     }
 
+    #[cfg(feature = "faults")]
     fn refused(&self) -> usize {
         self.sources.iter().map(|source| source.refused.len()).sum()
     }

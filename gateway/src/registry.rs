@@ -414,11 +414,11 @@ impl Registry {
         };
         let statements = versions.iter().map(delete).collect();
         self.writer.commit(Change { statements, ..Change::default() }).await?;
-        for Version { name, version, digest, .. } in versions {
-            let id = PluginId { tenant: Some(tenant.clone()), name: name.as_str().into(), version: *version };
+        for row in versions {
+            let id = row.id(tenant);
             self.memory().remove(&id);
             self.plugins.quarantine().lift(tenant, &id);
-            self.forget(digest).await?;
+            self.forget(&row.digest).await?;
         }
         Ok(())
     }

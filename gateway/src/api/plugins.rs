@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use hyper::header::{CONTENT_TYPE, HeaderValue, LOCATION};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
 use super::subscriptions::missing;
-use super::topics::{part, plain};
+use super::topics::{created, part, plain};
 use super::{ApiError, App, AppState, Caller, Names, found, listed, parameter, query, read_body};
 use crate::auth::Role;
 use crate::json::Invalid;
@@ -51,9 +51,7 @@ pub(super) async fn upload(State(app): AppState, caller: Caller, request: Reques
     if let Some(text) = refusal {
         body["configure"] = String::from(text).into();
     }
-    let location = body["self"].as_str().unwrap_or_default().to_owned();
-    let headers = [(CONTENT_TYPE, "application/json".to_owned()), (LOCATION, location)];
-    Ok((StatusCode::CREATED, headers, body.to_string()).into_response())
+    Ok(created(&body))
 }
 
 /// GET of a page, by name; each plugin with its versions.

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use hyper::header::{CONTENT_TYPE, LOCATION};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
+use super::topics::{created, part};
 use super::{ApiError, App, AppState, Caller, Names, found, json_limits, listed, query, read_body};
 use crate::auth::{AuthError, Role};
 use crate::backlog::TopicKey;
@@ -38,10 +38,7 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     }
     let id = app.ids.take(1, &app.writer).await?;
     let push = app.pushes.create(id, topic, consumer, target).await?;
-    let body = render(&caller, &push);
-    let location = body["self"].as_str().unwrap_or_default().to_owned();
-    let headers = [(CONTENT_TYPE, "application/json".to_owned()), (LOCATION, location)];
-    Ok((StatusCode::CREATED, headers, body.to_string()).into_response())
+    Ok(created(&render(&caller, &push)))
 }
 
 /// GET of a page.
@@ -55,8 +52,7 @@ pub(super) async fn list(
     let query = query(&uri);
     let page = PageRequest::parse(&query)?;
     let pushes = app.pushes.list(tenant);
-    let offset = usize::try_from(page.offset()).unwrap_or(usize::MAX);
-    let shown = pushes.iter().skip(offset).take(page.size as usize).map(|push| render(&caller, push)).collect();
+    let shown = part(&pushes, page).map(|push| render(&caller, push)).collect();
     let url = format!("{}{PATH}", caller.base_url);
     let body = listed(&url, &query, "consumers", page, shown, pushes.len() as u64);
     Ok(found(&headers, "consumercollection", body))

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use hyper::header::{CACHE_CONTROL, CONTENT_TYPE, LOCATION};
+use hyper::header::CACHE_CONTROL;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
 
+use super::topics::created;
 use super::{ApiError, App, AppState, Caller, Names, found, json_limits, listed, query, read_body};
 use crate::accounts::{Account, TenantRow, Tenants, check_tenant_name};
 use crate::auth::{AuthError, DEFAULT_TENANT, Role, Roles, generate_password};
@@ -47,10 +48,7 @@ pub(super) async fn create(State(app): AppState, caller: Caller, request: Reques
     if let Some(password) = made {
         body["adminPassword"] = password.into();
     }
-    let location = body["self"].as_str().unwrap_or_default().to_owned();
-    let headers =
-        [(CONTENT_TYPE, "application/json".to_owned()), (LOCATION, location), (CACHE_CONTROL, "no-store".to_owned())];
-    Ok((StatusCode::CREATED, headers, body.to_string()).into_response())
+    Ok(([(CACHE_CONTROL, "no-store")], created(&body)).into_response())
 }
 
 /// GET of a page.

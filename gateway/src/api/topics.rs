@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
-use hyper::header::CONTENT_TYPE;
+use hyper::header::{CONTENT_TYPE, LOCATION};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use serde_json::{Value, json};
@@ -236,6 +236,12 @@ fn on_full(name: &str, raw: &str) -> Result<OnFull, Invalid> {
 /// An answer of APIs that have no vendor types.
 pub(super) fn plain(body: &Value) -> Response {
     ([(CONTENT_TYPE, "application/json")], body.to_string()).into_response()
+}
+
+/// The 201 of such an API, for something that says itself where it is.
+pub(super) fn created(body: &Value) -> Response {
+    let location = body["self"].as_str().unwrap_or_default().to_owned();
+    (StatusCode::CREATED, [(LOCATION, location)], plain(body)).into_response()
 }
 
 fn rendered_defaults(app: &App, caller: &Caller, tenant: &Tenant) -> Value {
