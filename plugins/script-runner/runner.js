@@ -1,6 +1,6 @@
-// Runs a user's function in QuickJS: settings {"script": TEXT, "settings": JSON TEXT} → verdicts, bodies.
+// Runs a user's function in QuickJS: messages by columns → verdicts, bodies.
 //
-// The text is compiled once, by `configure`. What it throws is an error of that message alone.
+// The text is compiled once, by `configure`. What it throws is a fault of that message alone.
 
 import log from "tidegate:plugin/log@1.0.0";
 
@@ -16,7 +16,7 @@ class Message {
   #body;
   #parsed;
 
-  constructor({ meta: { api, source, type, action, time }, body }) {
+  constructor(api, source, type, action, time, body) {
     this.api = api;
     this.source = source;
     this.type = type;
@@ -28,8 +28,8 @@ class Message {
   /** Parsed when it is first read, and then always the same object. */
   get body() {
     if (this.#parsed === undefined) {
-      if (this.#body.tag !== "text") throw new TypeError("the body is no text");
-      this.#parsed = JSON.parse(this.#body.val);
+      if (this.#body == null) throw new TypeError("the body is no text");
+      this.#parsed = JSON.parse(this.#body);
     }
     return this.#parsed;
   }
@@ -138,16 +138,7 @@ Object.defineProperties(Date, {
 EngineDate.prototype.constructor = Date;
 delete globalThis.performance;
 
-// -- The worlds
-
-function configure(text) {
-  const given = JSON.parse(text);
-  main = compile(given.script);
-  settings = JSON.parse(given.settings);
-  if (main.length > 2) states = new Map();
-  const meta = { tenant: false, api: true, source: true, type: true, action: true, time: true };
-  return { meta, body: "text", pointers: [], state: states ? "per-source" : "none" };
-}
+// -- What the gateway asks
 
 function stateOf(source) {
   const state = states.get(source) ?? {};
@@ -158,29 +149,44 @@ function stateOf(source) {
   return state;
 }
 
-function run(record, answer) {
-  current = new Message(record);
-  try {
-    return answer(states ? main(current, settings, stateOf(current.source)) : main(current, settings));
-  } catch (error) {
-    return { tag: "err", val: describe(error).toWellFormed() };
+/** Runs the function over the messages; `answer` gets what it returns, `fault` what it throws. */
+function run({ apis, sources, types, actions, times, bodies }, answer, fault) {
+  for (let i = 0; i < apis.length; i++) {
+    current = new Message(apis[i], sources[i], types[i], actions[i], times[i], bodies[i]);
+    try {
+      answer(states ? main(current, settings, stateOf(current.source)) : main(current, settings), i);
+    } catch (error) {
+      fault(describe(error).toWellFormed(), i);
+    }
   }
 }
 
-const PASS = { tag: "ok", val: true };
-const DROP = { tag: "ok", val: false };
+const PASS = 1;
+const FAULT = 2;
 
-export const filtering = {
-  configure,
-  evaluate(batch) {
-    return batch.map((record) => run(record, (verdict) => (verdict ? PASS : DROP)));
+export const scripting = {
+  configure(script, given) {
+    main = compile(script);
+    settings = JSON.parse(given);
+    if (main.length > 2) states = new Map();
+    return states !== undefined;
   },
-};
 
-export const transforming = {
-  configure,
-  apply(batch) {
-    return batch.map((record) => run(record, (body) => ({ tag: "ok", val: newBody(body) })));
+  judge(batch) {
+    const verdicts = new Uint8Array(batch.apis.length);
+    const faults = [];
+    const fault = (text, i) => {
+      verdicts[i] = FAULT;
+      faults.push(text);
+    };
+    run(batch, (verdict, i) => { if (verdict) verdicts[i] = PASS; }, fault);
+    return { verdicts, faults };
+  },
+
+  shape(batch) {
+    const bodies = [];
+    run(batch, (body) => bodies.push(newBody(body)), (text) => bodies.push({ tag: "fault", val: text }));
+    return bodies;
   },
 };
 

@@ -1,4 +1,4 @@
-//! Rust's view of the worlds in `wit/plugin.wit`, generated. Arguments are borrowed: a batch is lowered straight from the
+//! Rust's view of the worlds in `wit/plugin.wit` and of the script runner's own, generated. Arguments are borrowed: a batch is lowered straight from the
 //! messages.
 #![allow(
     missing_docs,
@@ -26,6 +26,18 @@ pub(super) mod transform {
         imports: { default: trappable },
         with: {
             "tidegate:plugin/types": super::filter::tidegate::plugin::types,
+            "tidegate:plugin/log": super::filter::tidegate::plugin::log,
+        },
+    });
+}
+
+pub(super) mod script {
+    wasmtime::component::bindgen!({
+        path: ["../wit", "../plugins/script-runner"],
+        world: "tidegate:script-runner/script-runner",
+        ownership: Borrowing { duplicate_if_necessary: true },
+        imports: { default: trappable },
+        with: {
             "tidegate:plugin/log": super::filter::tidegate::plugin::log,
         },
     });

@@ -11,12 +11,14 @@ use wasmtime::{Store, Trap, UpdateDeadline};
 use super::bindings::filter::Filter;
 use super::bindings::filter::exports::tidegate::plugin::filtering;
 use super::bindings::filter::tidegate::plugin::types::{Body, BodyForm, Meta, MetaFields, State, ValueParam};
+use super::bindings::script::ScriptRunner;
+use super::bindings::script::exports::tidegate::script_runner::scripting::{self, Shaped};
 use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{self, Found};
-use super::{Fault, Instance, Interest, PluginLimits, Verdict};
+use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::json;
 use crate::message::Message;
 
@@ -47,6 +49,8 @@ pub(super) struct Live {
 pub(super) enum Guest {
     Filter(Filter, filtering::Interest),
     Transform(Transform, transforming::Interest),
+    /// Runs a script.
+    Script(ScriptRunner, World, State),
 }
 
 /// Counts the live instances of the process.
@@ -108,6 +112,8 @@ impl Live {
         let (meta, body, pointers) = match &self.guest {
             Guest::Filter(_, interest) => (interest.meta, interest.body, interest.pointers.clone()),
             Guest::Transform(_, interest) => (interest.meta, interest.body, Vec::new()),
+            // As `columns` hands over.
+            Guest::Script(..) => (MetaFields::all() ^ MetaFields::TENANT, BodyForm::Text, Vec::new()),
         };
         let meta = FIELDS.iter().filter(|(field, _)| meta.contains(*field)).map(|(_, name)| *name).collect();
         let body = match body {
@@ -154,10 +160,15 @@ fn names_kinds_alone(interest: &filtering::Interest) -> bool {
 }
 
 impl Guest {
+    pub(super) fn script(runner: ScriptRunner, world: World, stateful: bool) -> Self {
+        Self::Script(runner, world, if stateful { State::PerSource } else { State::None })
+    }
+
     fn state(&self) -> State {
         match self {
             Self::Filter(_, interest) => interest.state,
             Self::Transform(_, interest) => interest.state,
+            Self::Script(_, _, state) => *state,
         }
     }
 
@@ -195,8 +206,10 @@ impl Work for Judge {
     }
 
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<bool, Fault>>, Fault> {
-        let Guest::Filter(filter, interest) = &live.guest else {
-            return Err(Fault::Refused("it is no filter".into()));
+        let (filter, interest) = match &live.guest {
+            Guest::Filter(filter, interest) => (filter, interest),
+            Guest::Script(runner, World::Filter, _) => return judge_by_script(runner, &mut live.store, messages),
+            _ => return Err(Fault::Refused("it is no filter".into())),
         };
         let found: Vec<Found<'_>> = messages
             .iter()
@@ -230,8 +243,12 @@ impl Work for Shape {
     }
 
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
-        let Guest::Transform(transform, interest) = &live.guest else {
-            return Err(Fault::Refused("it is no transform".into()));
+        let (transform, interest) = match &live.guest {
+            Guest::Transform(transform, interest) => (transform, interest),
+            Guest::Script(runner, World::Transform, _) => {
+                return shape_by_script(runner, &mut live.store, messages, live.output_bytes);
+            }
+            _ => return Err(Fault::Refused("it is no transform".into())),
         };
         let batch: Vec<transforming::Message<'_>> = messages
             .iter()
@@ -255,6 +272,69 @@ impl Work for Shape {
     }
 }
 
+fn judge_by_script(
+    runner: &ScriptRunner,
+    store: &mut Store<Host>,
+    messages: &[Arc<Message>],
+) -> Result<Vec<Result<bool, Fault>>, Fault> {
+    let judged =
+        Columns::of(messages).handed(|batch| runner.tidegate_script_runner_scripting().call_judge(&mut *store, batch));
+    let judged = judged.map_err(|error| fault(store, &error))?;
+    let mut faults = judged.faults.iter();
+    let mut verdict = |number| match number {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(refused(faults.next().map_or("", String::as_str))),
+    };
+    Ok(one_each(judged.verdicts, messages)?.into_iter().map(&mut verdict).collect())
+}
+
+fn shape_by_script(
+    runner: &ScriptRunner,
+    store: &mut Store<Host>,
+    messages: &[Arc<Message>],
+    output_bytes: usize,
+) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
+    let bodies =
+        Columns::of(messages).handed(|batch| runner.tidegate_script_runner_scripting().call_shape(&mut *store, batch));
+    let bodies = one_each(bodies.map_err(|error| fault(store, &error))?, messages)?;
+    let body = |(body, message): (Shaped, &Arc<Message>)| match body {
+        Shaped::Unchanged => Ok(message.body.clone()),
+        Shaped::Bytes(body) => checked(body, output_bytes),
+        Shaped::Text(body) => checked(body.into_bytes(), output_bytes),
+        Shaped::Fault(text) => Err(refused(&text)),
+    };
+    Ok(bodies.into_iter().zip(messages).map(body).collect())
+}
+
+/// A batch as the script runner wants it.
+struct Columns<'a> {
+    apis: Vec<&'a str>,
+    sources: Vec<&'a str>,
+    types: Vec<Option<&'a str>>,
+    actions: Vec<&'a str>,
+    times: Vec<Option<&'a str>>,
+    bodies: Vec<Option<&'a str>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(messages: &'a [Arc<Message>]) -> Self {
+        Self {
+            apis: messages.iter().map(|message| message.api.as_str()).collect(),
+            sources: messages.iter().map(|message| message.source.as_str()).collect(),
+            types: messages.iter().map(|message| kind(message)).collect(),
+            actions: messages.iter().map(|message| message.action.as_str()).collect(),
+            times: messages.iter().map(|message| time(message)).collect(),
+            bodies: messages.iter().map(|message| text(message)).collect(),
+        }
+    }
+
+    fn handed<T>(&self, call: impl FnOnce(scripting::Columns<'_>) -> T) -> T {
+        let Self { apis, sources, types, actions, times, bodies } = self;
+        call(scripting::Columns { apis, sources, types, actions, times, bodies })
+    }
+}
+
 /// Refuses answers that can't be told which message they belong to.
 fn one_each<T>(answers: Vec<T>, messages: &[Arc<Message>]) -> Result<Vec<T>, Fault> {
     if answers.len() == messages.len() {
@@ -265,24 +345,35 @@ fn one_each<T>(answers: Vec<T>, messages: &[Arc<Message>]) -> Result<Vec<T>, Fau
 }
 
 fn meta(message: &Message, fields: MetaFields) -> Meta<'_> {
-    let wanted = |field, text| fields.contains(field).then_some(text);
-    let unless_empty = |text: &&str| !text.is_empty();
+    let wanted = |field, text| fields.contains(field).then_some(text).flatten();
     Meta {
-        tenant: wanted(MetaFields::TENANT, message.tenant.as_str()),
-        api: wanted(MetaFields::API, message.api.as_str()),
-        source: wanted(MetaFields::SOURCE, message.source.as_str()),
-        type_: wanted(MetaFields::TYPE, message.kind.as_deref().unwrap_or_default()).filter(unless_empty),
-        action: wanted(MetaFields::ACTION, message.action.as_str()),
-        time: wanted(MetaFields::TIME, &*message.time).filter(unless_empty),
+        tenant: wanted(MetaFields::TENANT, Some(message.tenant.as_str())),
+        api: wanted(MetaFields::API, Some(message.api.as_str())),
+        source: wanted(MetaFields::SOURCE, Some(message.source.as_str())),
+        type_: wanted(MetaFields::TYPE, kind(message)),
+        action: wanted(MetaFields::ACTION, Some(message.action.as_str())),
+        time: wanted(MetaFields::TIME, time(message)),
     }
+}
+
+fn kind(message: &Message) -> Option<&str> {
+    message.kind.as_deref().filter(|kind| !kind.is_empty())
+}
+
+fn time(message: &Message) -> Option<&str> {
+    Some(&*message.time).filter(|time| !time.is_empty())
+}
+
+/// A body is JSON text from where it is made; one that isn't has nothing to show.
+fn text(message: &Message) -> Option<&str> {
+    std::str::from_utf8(&message.body).ok()
 }
 
 fn body(message: &Message, form: BodyForm) -> Body<'_> {
     match form {
         BodyForm::None => Body::None,
         BodyForm::Bytes => Body::Bytes(&message.body),
-        // A body is JSON text from where it is made; one that isn't has nothing to show.
-        BodyForm::Text => std::str::from_utf8(&message.body).map_or(Body::None, Body::Text),
+        BodyForm::Text => text(message).map_or(Body::None, Body::Text),
     }
 }
 

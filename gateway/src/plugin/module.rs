@@ -1,18 +1,17 @@
 //! A plugin as it was loaded: who it is, what it is for, and its compiled code, ready to make instances of.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use metrics::Histogram;
-use serde_json::json;
 use wasmtime::component::{Component, HasSelf, Linker};
 use wasmtime::{Engine, Store};
 
 use super::Fault;
 use super::bindings::filter::{Filter, FilterPre};
+use super::bindings::script::{ScriptRunner, ScriptRunnerPre};
 use super::bindings::transform::{Transform, TransformPre};
 use super::compiler::compilations;
 use super::host::Host;
@@ -61,8 +60,6 @@ impl WeakPlugin {
 pub(super) struct Loaded {
     id: PluginId,
     code: Code,
-    /// What its component is told to run.
-    script: Option<Box<str>>,
     /// Whether it can look at more than it is handed, or be heard of but by its answers.
     pub(super) imports: bool,
     /// By who uses it: one if it is uploaded, each tenant if it is built in.
@@ -78,6 +75,8 @@ pub(super) struct Loaded {
 enum Code {
     Filter(FilterPre<Host>),
     Transform(TransformPre<Host>),
+    /// The script runner, and what it is told to run in which world.
+    Script(ScriptRunnerPre<Host>, World, Box<str>),
     /// It could not be loaded, for this reason.
     None(World, Box<str>),
 }
@@ -142,7 +141,8 @@ impl fmt::Display for PluginId {
 }
 
 impl Plugin {
-    /// Links a component to what its world offers, that of the script runner if there is a `script`; the error says what is missing on either side.
+    /// Links a component to what its world offers; it is the script runner if there is a `script`. The error says what is missing
+    /// on either side.
     pub(super) fn new(
         engine: &Engine,
         id: PluginId,
@@ -151,26 +151,25 @@ impl Plugin {
         script: Option<&str>,
         lines: u32,
     ) -> Result<Self, String> {
-        let code = Code::new(engine, world, component).map_err(|error| format!("{error:#}"))?;
+        let code = Code::new(engine, world, component, script).map_err(|error| format!("{error:#}"))?;
         let is_types = |name: &str| name.starts_with("tidegate:plugin/types@");
         let imports = component.component_type().imports(engine).any(|(name, _)| !is_types(name));
-        Ok(Self::with(id, code, script, imports, lines))
+        Ok(Self::with(id, code, imports, lines))
     }
 
     /// A plugin that could not be loaded. Whatever it is asked, it answers [`Fault::Unavailable`].
     #[must_use]
     pub fn unavailable(id: PluginId, world: World, reason: &str) -> Self {
-        Self::with(id, Code::None(world, reason.into()), None, false, 0)
+        Self::with(id, Code::None(world, reason.into()), false, 0)
     }
 
-    fn with(id: PluginId, code: Code, script: Option<&str>, imports: bool, lines: u32) -> Self {
+    fn with(id: PluginId, code: Code, imports: bool, lines: u32) -> Self {
         compilations(id.family()).increment(0);
         Self(Arc::new(Loaded {
             accounts: Mutex::default(),
             seconds: metrics::histogram!("tidegate_plugin_call_seconds", "plugin" => id.family().to_owned()),
             id,
             code,
-            script: script.map(Into::into),
             imports,
             faults: Throttle::new(1),
             lines: Arc::new(Throttle::new(lines)),
@@ -195,7 +194,7 @@ impl Plugin {
         match self.0.code {
             Code::Filter(_) => World::Filter,
             Code::Transform(_) => World::Transform,
-            Code::None(world, _) => world,
+            Code::Script(_, world, _) | Code::None(world, _) => world,
         }
     }
 
@@ -205,6 +204,7 @@ impl Plugin {
         let (engine, component) = match &self.0.code {
             Code::Filter(pre) => (pre.engine(), pre.instance_pre().component()),
             Code::Transform(pre) => (pre.engine(), pre.instance_pre().component()),
+            Code::Script(pre, ..) => (pre.engine(), pre.instance_pre().component()),
             Code::None(..) => return Vec::new(),
         };
         component.component_type().imports(engine).map(|(name, _)| name.to_owned()).collect()
@@ -218,7 +218,7 @@ impl Plugin {
     fn missing(&self) -> Option<&str> {
         match &self.0.code {
             Code::None(_, reason) => Some(reason),
-            Code::Filter(_) | Code::Transform(_) => None,
+            Code::Filter(_) | Code::Transform(_) | Code::Script(..) => None,
         }
     }
 }
@@ -249,13 +249,14 @@ impl Loaded {
         match &self.code {
             Code::Filter(pre) => Ok(Store::new(pre.engine(), host)),
             Code::Transform(pre) => Ok(Store::new(pre.engine(), host)),
+            Code::Script(pre, ..) => Ok(Store::new(pre.engine(), host)),
             Code::None(_, reason) => Err(Fault::Unavailable(reason.clone())),
         }
     }
 
     /// Whether its component is the script runner.
     pub(super) fn is_script(&self) -> bool {
-        self.script.is_some()
+        matches!(self.code, Code::Script(..))
     }
 
     /// Whether its code is interpreted, not compiled.
@@ -263,16 +264,13 @@ impl Loaded {
         match &self.code {
             Code::Filter(pre) => pre.engine().is_pulley(),
             Code::Transform(pre) => pre.engine().is_pulley(),
+            Code::Script(pre, ..) => pre.engine().is_pulley(),
             Code::None(..) => false,
         }
     }
 
     /// Instantiates and configures. The inner error is the guest's word on the settings.
     pub(super) fn configure(&self, store: &mut Store<Host>, settings: &str) -> wasmtime::Result<Result<Guest, String>> {
-        let settings = &*match &self.script {
-            Some(script) => Cow::Owned(json!({ "script": script, "settings": settings }).to_string()),
-            None => Cow::Borrowed(settings),
-        };
         Ok(match &self.code {
             Code::Filter(pre) => {
                 let filter = pre.instantiate(&mut *store)?;
@@ -283,6 +281,11 @@ impl Loaded {
                 let transform = pre.instantiate(&mut *store)?;
                 let interest = transform.tidegate_plugin_transforming().call_configure(store, settings)?;
                 interest.map(|interest| Guest::Transform(transform, interest))
+            }
+            Code::Script(pre, world, text) => {
+                let runner = pre.instantiate(&mut *store)?;
+                let stateful = runner.tidegate_script_runner_scripting().call_configure(store, text, settings)?;
+                stateful.map(|stateful| Guest::script(runner, *world, stateful))
             }
             Code::None(_, reason) => wasmtime::bail!("{reason}"),
         })
@@ -305,15 +308,19 @@ impl Loaded {
 }
 
 impl Code {
-    fn new(engine: &Engine, world: World, component: &Component) -> wasmtime::Result<Self> {
+    fn new(engine: &Engine, world: World, component: &Component, script: Option<&str>) -> wasmtime::Result<Self> {
+        let mut linker = Linker::new(engine);
+        if let Some(text) = script {
+            ScriptRunner::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
+            let pre = ScriptRunnerPre::new(linker.instantiate_pre(component)?)?;
+            return Ok(Self::Script(pre, world, text.into()));
+        }
         match world {
             World::Filter => {
-                let mut linker = Linker::new(engine);
                 Filter::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
                 FilterPre::new(linker.instantiate_pre(component)?).map(Self::Filter)
             }
             World::Transform => {
-                let mut linker = Linker::new(engine);
                 Transform::add_to_linker::<_, HasSelf<Host>>(&mut linker, |host| host)?;
                 TransformPre::new(linker.instantiate_pre(component)?).map(Self::Transform)
             }
