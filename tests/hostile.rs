@@ -575,6 +575,109 @@ async fn scripts_that_fail_on_messages() {
     run(&gateway, scripts).await;
 }
 
+/// A bulk of measurements, each of another type.
+async fn bulk(tenant: &Tenant<'_>, measurements: impl IntoIterator<Item = (&String, u64)>) -> Answer {
+    let of = |(device, value): (&String, u64)| measurement(device, &format!("t{value}"), value);
+    let all: Vec<Value> = measurements.into_iter().map(of).collect();
+    let post = tenant.gateway.call("POST", "/measurement/measurements");
+    tenant.as_them(post.body(MEASUREMENTS, json!({ "measurements": all }).to_string())).await
+}
+
+const MEASUREMENTS: &str = "application/vnd.com.nsn.cumulocity.measurementcollection+json";
+
+// What one message does is a fault of that message, wherever it stands among others and however many are like it.
+#[tokio::test]
+async fn messages_on_which_a_plugin_never_ends_cost_no_other_message() {
+    let gateway = Gateway::start().await;
+    let tenant = Tenant::attacker(&gateway).await;
+    const EVIL: u64 = 1_000;
+    let text = format!("(message) => {{ if (message.body.c8y_Reading.R.value >= {EVIL}) for (;;); return true; }}");
+    tenant.script("picky&world=filter", &text).await.expect(201);
+    let mut devices = Vec::new();
+    for number in 0..5 {
+        // The settings are equal: one instance is asked about all of them.
+        devices.push(tenant.device(&format!("D{number}"), used_as("filters", "picky")).await);
+    }
+    let mut consumers = Vec::new();
+    for number in 0..5 {
+        consumers.push(tenant.consumer(&format!("D{number}")).await);
+    }
+    let evil = (0..4).map(|number| (&devices[0], EVIL + number));
+    let sound = (0..40).map(|number| (&devices[1 + number as usize % 4], number));
+    bulk(&tenant, evil.chain(sound)).await.expect(201);
+    for (number, consumer) in consumers.iter_mut().enumerate().skip(1) {
+        for turn in 0..10 {
+            assert_eq!(value_of(&consumer.receive().await.json()), turn * 4 + number as u64 - 1);
+        }
+    }
+    assert_eq!(consumers[0].frames_until_pong().await, 0, "those that never ended were dropped");
+}
+
+// Every call may take `plugins.call_ms`, and so may every message of a batch that took longer.
+#[tokio::test]
+async fn a_plugin_that_is_slow_but_in_time_is_asked_about_every_message() {
+    let gateway = Gateway::start().await;
+    let tenant = Tenant::attacker(&gateway).await;
+    // Some milliseconds.
+    const SLOW: &str = "() => { let sum = 0; for (let i = 0; i < 100_000; i++) sum += i; return sum > 0; }";
+    tenant.script("slow&world=filter", SLOW).await.expect(201);
+    let device = tenant.device("Slow", used_as("filters", "slow")).await;
+    let mut consumer = tenant.consumer("Slow").await;
+    for round in 0..3 {
+        bulk(&tenant, (0..60).map(|number| (&device, round * 60 + number))).await.expect(201);
+    }
+    for value in 0..180 {
+        assert_eq!(value_of(&consumer.receive().await.json()), value);
+    }
+}
+
+// A tenant gets no more of the plugins' time at once than a call may take.
+#[tokio::test]
+async fn a_tenant_that_has_much_to_judge_lets_others_in_between() {
+    let gateway = Gateway::start().await;
+    let tenant = Tenant::attacker(&gateway).await;
+    const BUSY: &str = "() => { let sum = 0; for (let i = 0; i < 10_000; i++) sum += i; return sum > 0; }";
+    tenant.script("busy&world=filter", BUSY).await.expect(201);
+    let device = tenant.device("Busy", used_as("filters", "busy")).await;
+    let _consumer = tenant.consumer("Busy").await;
+    let mut others = Others::new(&gateway).await;
+    let done = CancellationToken::new();
+    let much = async {
+        let started = Instant::now();
+        bulk(&tenant, (0..5_000).map(|value| (&device, value))).await.expect(201);
+        done.cancel();
+        started.elapsed()
+    };
+    let (took, pace) = tokio::join!(much, others.filtered.run(&done));
+    assert!(pace.worst < took / 4, "{pace} beside a request of {took:.1?}");
+}
+
+// What one subscription's messages do to a plugin is not what another one's have.
+#[tokio::test]
+async fn who_loops_costs_other_subscriptions_no_state() {
+    let gateway = Gateway::start().await;
+    let tenant = Tenant::attacker(&gateway).await;
+    const ONCE: &str = "(message, settings, state) => {
+        if (message.body.c8y_Reading.R.value >= 1000) for (;;);
+        const first = !state.seen;
+        state.seen = true;
+        return first;
+    }";
+    tenant.script("once&world=filter", ONCE).await.expect(201);
+    let [one, two] = [
+        tenant.device("One", used_as("filters", "once")).await,
+        tenant.device("Two", used_as("filters", "once")).await,
+    ];
+    let mut consumer = tenant.consumer("Two").await;
+    let _waiting = tenant.consumer("One").await;
+    tenant.measure(&two, 0).await;
+    assert_eq!(value_of(&consumer.receive().await.json()), 0);
+    tenant.measure(&one, 1_000).await;
+    tenant.measure(&two, 1).await;
+    assert_eq!(consumer.frames_until_pong().await, 0, "its first message was another one");
+    assert_eq!(gateway.metric("tidegate_plugin_state_lost_total").await, 1.0, "that of the one that looped");
+}
+
 // Prototypes, globals and what is kept for a source are those of one instance: of a tenant, of a subscription if it keeps state.
 #[tokio::test]
 async fn scripts_do_not_see_what_others_have_left() {

@@ -29,8 +29,25 @@ impl Batch {
         Self { messages: Arc::clone(messages), range }
     }
 
+    /// All of them, if there are any.
+    pub(super) fn whole(messages: Vec<Arc<Message>>) -> Option<Self> {
+        let size = messages.len();
+        (size > 0).then(|| Self::new(&Arc::new(messages), 0..size))
+    }
+
     pub(super) fn messages(&self) -> &[Arc<Message>] {
         &self.messages[self.range.clone()]
+    }
+
+    /// What comes after the first `count` messages, if anything does.
+    pub(super) fn after(&self, count: usize) -> Option<Self> {
+        let rest = self.range.start + count..self.range.end;
+        (!rest.is_empty()).then(|| Self::new(&self.messages, rest))
+    }
+
+    /// Its first `count` messages.
+    pub(super) fn first(&self, count: usize) -> Self {
+        Self::new(&self.messages, self.range.start..self.range.start + count)
     }
 
     /// The same messages, each by itself.

@@ -17,7 +17,7 @@ use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
-use super::pointer::{self, Found};
+use super::pointer::{Found, Pointers};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::json;
 use crate::message::Message;
@@ -47,7 +47,7 @@ pub(super) struct Live {
 }
 
 pub(super) enum Guest {
-    Filter(Filter, filtering::Interest),
+    Filter(Filter, filtering::Interest, Pointers),
     Transform(Transform, transforming::Interest),
     /// Runs a script.
     Script(ScriptRunner, World, State),
@@ -102,7 +102,7 @@ impl Live {
     /// What it has said of itself.
     pub(super) fn traits(&self) -> Traits {
         Traits {
-            kind_decides: matches!(&self.guest, Guest::Filter(_, interest) if !self.imports && names_kinds_alone(interest)),
+            kind_decides: matches!(&self.guest, Guest::Filter(_, interest, _) if !self.imports && names_kinds_alone(interest)),
             keeps_state: self.guest.state() == State::PerSource,
         }
     }
@@ -110,7 +110,7 @@ impl Live {
     /// What it has asked for.
     pub(super) fn interest(&self) -> Interest {
         let (meta, body, pointers) = match &self.guest {
-            Guest::Filter(_, interest) => (interest.meta, interest.body, interest.pointers.clone()),
+            Guest::Filter(_, interest, _) => (interest.meta, interest.body, interest.pointers.clone()),
             Guest::Transform(_, interest) => (interest.meta, interest.body, Vec::new()),
             // As `columns` hands over.
             Guest::Script(..) => (MetaFields::all() ^ MetaFields::TENANT, BodyForm::Text, Vec::new()),
@@ -160,13 +160,18 @@ fn names_kinds_alone(interest: &filtering::Interest) -> bool {
 }
 
 impl Guest {
+    pub(super) fn filter(filter: Filter, interest: filtering::Interest) -> Self {
+        let pointers = Pointers::new(&interest.pointers);
+        Self::Filter(filter, interest, pointers)
+    }
+
     pub(super) fn script(runner: ScriptRunner, world: World, stateful: bool) -> Self {
         Self::Script(runner, world, if stateful { State::PerSource } else { State::None })
     }
 
     fn state(&self) -> State {
         match self {
-            Self::Filter(_, interest) => interest.state,
+            Self::Filter(_, interest, _) => interest.state,
             Self::Transform(_, interest) => interest.state,
             Self::Script(_, _, state) => *state,
         }
@@ -175,7 +180,7 @@ impl Guest {
     /// Refuses what this gateway can't give.
     fn check(&self) -> Result<(), Fault> {
         match self {
-            Self::Filter(_, interest) if interest.pointers.len() > POINTERS => {
+            Self::Filter(_, interest, _) if interest.pointers.len() > POINTERS => {
                 Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()))
             }
             _ => Ok(()),
@@ -206,17 +211,17 @@ impl Work for Judge {
     }
 
     fn call(live: &mut Live, messages: &[Arc<Message>]) -> Result<Vec<Result<bool, Fault>>, Fault> {
-        let (filter, interest) = match &live.guest {
-            Guest::Filter(filter, interest) => (filter, interest),
+        let (filter, interest, pointers) = match &live.guest {
+            Guest::Filter(filter, interest, pointers) => (filter, interest, pointers),
             Guest::Script(runner, World::Filter, _) => return judge_by_script(runner, &mut live.store, messages),
             _ => return Err(Fault::Refused("it is no filter".into())),
         };
-        let found: Vec<Found<'_>> = messages
-            .iter()
-            .flat_map(|message| interest.pointers.iter().map(|pointer| pointer::find(&message.body, pointer)))
-            .collect();
+        let width = pointers.len();
+        let mut found: Vec<Found<'_>> = Vec::with_capacity(messages.len() * width);
+        if width > 0 {
+            messages.iter().for_each(|message| pointers.find(&message.body, &mut found));
+        }
         let values: Vec<ValueParam<'_>> = found.iter().map(value).collect();
-        let width = interest.pointers.len();
         let batch: Vec<filtering::Message<'_>> = messages
             .iter()
             .enumerate()

@@ -230,6 +230,11 @@ impl Instance {
         &self.0.tenant
     }
 
+    /// Whether it once took all the time or memory that a call may take.
+    pub(crate) fn has_taken_all(&self) -> bool {
+        self.0.account.has_taken_all(self.0.hash)
+    }
+
     /// The settings text.
     #[must_use]
     pub fn settings(&self) -> &str {
@@ -390,6 +395,14 @@ pub struct Answered<T> {
 impl<T> Default for Answered<T> {
     fn default() -> Self {
         Self { answers: Vec::new(), processor_time: Duration::ZERO }
+    }
+}
+
+impl<T> Answered<T> {
+    /// What was answered to the messages that follow.
+    fn add(&mut self, mut next: Self) {
+        self.answers.append(&mut next.answers);
+        self.processor_time += next.processor_time;
     }
 }
 

@@ -275,7 +275,7 @@ impl Loaded {
             Code::Filter(pre) => {
                 let filter = pre.instantiate(&mut *store)?;
                 let interest = filter.tidegate_plugin_filtering().call_configure(store, settings)?;
-                interest.map(|interest| Guest::Filter(filter, interest))
+                interest.map(|interest| Guest::filter(filter, interest))
             }
             Code::Transform(pre) => {
                 let transform = pre.instantiate(&mut *store)?;

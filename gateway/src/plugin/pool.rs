@@ -18,7 +18,7 @@ use super::instance::{Live, Traits, Work};
 use super::lives::{Lives, state_lost};
 use super::quarantine::Quarantine;
 use super::turns::Turns;
-use super::{Answered, Fault, Instance, Plugin, PluginError, PluginLimits, Trial};
+use super::{Answered, Fault, Instance, PluginError, PluginLimits, Trial};
 use crate::message::Message;
 use crate::telemetry::at_zero;
 
@@ -26,8 +26,6 @@ use crate::telemetry::at_zero;
 const HOST_STACK: usize = 2 << 20;
 /// The channels take their memory at once.
 const MAX_QUEUE: usize = 4096;
-/// All tries of one call together take so many times as long as a call may.
-const TRIES: u32 = 4;
 
 /// One call gets no more messages, and no more bytes of bodies unless one message has them: it must fit into a guest and into
 /// the time of a call.
@@ -37,8 +35,10 @@ struct Most {
 }
 
 impl Most {
-    fn of(plugin: &Plugin) -> Self {
-        match &plugin.0 {
+    fn of(instance: &Instance) -> Self {
+        match &instance.plugin().0 {
+            // Others would wait for what takes all, and be tried again.
+            _ if instance.has_taken_all() => Self { messages: 1, bytes: 0 },
             // Some twenty times slower.
             plugin if plugin.is_interpreted() => Self { messages: 8, bytes: 32 << 10 },
             // It may parse each body, at some 30 MB/s.
@@ -46,10 +46,29 @@ impl Most {
             _ => Self { messages: 256, bytes: 1 << 20 },
         }
     }
+
+    /// The first messages, which one call gets.
+    fn of_batch(&self, batch: &Batch) -> Batch {
+        let mut bytes = 0;
+        let fits = |message: &&Arc<Message>| {
+            bytes += message.body.len();
+            bytes <= self.bytes
+        };
+        let messages = batch.messages().iter().take(self.messages);
+        batch.first(messages.take_while(fits).count().max(1))
+    }
 }
 
 type Messages = Vec<Arc<Message>>;
 type Answers<W> = Vec<Result<<W as Work>::Answer, Fault>>;
+
+/// What is to be answered yet of a batch, and the place of that among those of its run.
+struct Open {
+    place: usize,
+    instance: Instance,
+    batch: Batch,
+}
+
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
 enum Order {
@@ -153,40 +172,55 @@ impl Pool {
         answer.await?.await.map_err(|_| Fault::Stopped)
     }
 
-    /// Runs the batches, all those of one thread as one job.
+    /// Runs the batches, all those of one thread as one job, in as many rounds as it takes to have an answer for each message.
     pub(super) async fn run<W: Work>(&self, batches: Vec<(Instance, Messages)>) -> Vec<Answered<W::Answer>> {
         let sizes: Vec<usize> = batches.iter().map(|(_, messages)| messages.len()).collect();
-        let blocked: Vec<Option<Fault>> = batches.iter().map(|(instance, _)| self.blocked(instance)).collect();
-        let mut shares: Vec<Vec<(usize, Instance, Messages)>> = self.lanes.iter().map(|_| Vec::new()).collect();
-        for (place, (instance, messages)) in batches.into_iter().enumerate() {
-            if let Some(fault) = &blocked[place] {
-                instance.0.account.faulted(fault, messages.len());
-            } else if !messages.is_empty() {
-                shares[self.lane(&instance)].push((place, instance, messages));
-            }
-        }
-        let mut pending = Vec::with_capacity(shares.len());
-        for (lane, share) in self.lanes.iter().zip(shares) {
-            if !share.is_empty() {
-                pending.push(lane.submit(move |worker| worker.share::<W>(share)).await);
-            }
-        }
         let mut answered: Vec<Answered<W::Answer>> = sizes.iter().map(|_| Answered::default()).collect();
-        for answer in pending.into_iter().flatten() {
-            for (place, batch) in answer.await.unwrap_or_default() {
-                answered[place] = batch;
+        let batches = batches.into_iter().map(|(instance, messages)| (instance, Batch::whole(messages)));
+        let mut open: Vec<Open> = batches
+            .enumerate()
+            .filter_map(|(place, (instance, batch))| Some(Open { place, instance, batch: batch? }))
+            .collect();
+        while !open.is_empty() {
+            let mut pending = Vec::with_capacity(self.lanes.len());
+            for (lane, share) in self.lanes.iter().zip(self.shares(open, &mut answered)) {
+                if !share.is_empty() {
+                    pending.push(lane.submit(move |worker| worker.share::<W>(share)).await);
+                }
+            }
+            open = Vec::new();
+            for answer in pending.into_iter().flatten() {
+                for (Open { place, instance, batch }, answers) in answer.await.unwrap_or_default() {
+                    let rest = batch.after(answers.answers.len());
+                    answered[place].add(answers);
+                    open.extend(rest.map(|batch| Open { place, instance, batch }));
+                }
             }
         }
-        for ((batch, size), fault) in answered.iter_mut().zip(sizes).zip(blocked) {
-            let fault = fault.unwrap_or(Fault::Stopped);
-            batch.answers.resize_with(size, || Err(fault.clone()));
+        for (batch, size) in answered.iter_mut().zip(sizes) {
+            batch.answers.resize_with(size, || Err(Fault::Stopped));
         }
         answered
     }
 
+    /// What goes to each thread. What is blocked is answered at once.
+    fn shares<A>(&self, open: Vec<Open>, answered: &mut [Answered<A>]) -> Vec<Vec<Open>> {
+        let mut shares: Vec<Vec<Open>> = self.lanes.iter().map(|_| Vec::new()).collect();
+        for open in open {
+            let Some(fault) = self.blocked(&open.instance) else {
+                shares[self.lane(&open.instance)].push(open);
+                continue;
+            };
+            let messages = open.batch.messages().len();
+            open.instance.0.account.faulted(&fault, messages);
+            answered[open.place].answers.extend((0..messages).map(|_| Err(fault.clone())));
+        }
+        shares
+    }
+
     fn lane(&self, instance: &Instance) -> usize {
         let last = self.lanes.len() - 1;
-        if instance.0.account.has_taken_all() {
+        if instance.has_taken_all() {
             return last;
         }
         // The upper half: the worker's own map uses the lower one.
@@ -286,17 +320,31 @@ impl Worker {
         }
     }
 
-    fn share<W: Work>(&mut self, share: Vec<(usize, Instance, Messages)>) -> Vec<(usize, Answered<W::Answer>)> {
-        share.into_iter().map(|(place, instance, messages)| (place, self.batch::<W>(&instance, messages))).collect()
+    /// Answers the first messages of the batches: all of them, if that takes no longer than one call may. Others wait for this
+    /// thread: what is left goes on behind them.
+    fn share<W: Work>(&mut self, share: Vec<Open>) -> Vec<(Open, Answered<W::Answer>)> {
+        let end = Instant::now() + self.shared.limits.call();
+        let mut answered = Vec::with_capacity(share.len());
+        for open in share {
+            let goes_on = answered.is_empty() || Instant::now() < end;
+            let answers = if goes_on { self.batch::<W>(&open.instance, &open.batch, end) } else { Answered::default() };
+            answered.push((open, answers));
+        }
+        answered
     }
 
-    fn batch<W: Work>(&mut self, instance: &Instance, messages: Messages) -> Answered<W::Answer> {
+    /// Answers at least one message until `end`, unless the instance has to go on on another thread.
+    fn batch<W: Work>(&mut self, instance: &Instance, batch: &Batch, end: Instant) -> Answered<W::Answer> {
         let (started, processor) = (Instant::now(), processor_time());
-        let messages = Arc::new(messages);
+        let apart = instance.has_taken_all();
+        let most = Most::of(instance);
         let mut live = self.live.take(instance);
         let mut answers = Vec::new();
-        for batch in calls(&messages, &Most::of(instance.plugin())) {
-            answers.append(&mut self.shared.call::<W>(instance, &mut live, &batch));
+        while let Some(rest) = batch.after(answers.len()) {
+            answers.append(&mut self.shared.call::<W>(instance, &mut live, &most.of_batch(&rest), end));
+            if Instant::now() >= end || instance.has_taken_all() != apart {
+                break;
+            }
         }
         if let Some(live) = live {
             self.live.put(instance, live);
@@ -342,31 +390,34 @@ impl Shared {
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message
     /// has touched, so that only those answer for it that are to blame. What keeps state goes on message by message, in order.
-    fn call<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, batch: &Batch) -> Answers<W> {
-        let end = Instant::now() + self.limits.call() * TRIES;
-        let fresh = live.is_none();
-        match self.attempt::<W>(instance, live, batch, end) {
+    /// Only the first one has to be answered now: others wait for the thread, and an instance that has just taken all goes on
+    /// on another one.
+    fn call<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, batch: &Batch, end: Instant) -> Answers<W> {
+        let (fresh, apart) = (live.is_none(), instance.has_taken_all());
+        match self.attempt::<W>(instance, live, batch) {
             Ok(answers) => answers,
             Err(fault) if fresh && batch.messages().len() == 1 => vec![Err(fault)],
             Err(fault) => {
                 // Counted and logged even if every message passes at its second try.
                 self.report(instance, &fault);
-                batch.singly().map(|single| self.alone::<W>(instance, live, &single, end)).collect()
+                let mut answers = Vec::new();
+                for single in batch.singly() {
+                    let waits = !answers.is_empty() && Instant::now() >= end;
+                    if waits || instance.has_taken_all() != apart {
+                        break;
+                    }
+                    answers.push(self.alone::<W>(instance, live, &single));
+                }
+                answers
             }
         }
     }
 
-    fn alone<W: Work>(
-        &self,
-        instance: &Instance,
-        live: &mut Option<Live>,
-        single: &Batch,
-        end: Instant,
-    ) -> Result<W::Answer, Fault> {
+    fn alone<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, single: &Batch) -> Result<W::Answer, Fault> {
         if !instance.keeps_state() {
             *live = None;
         }
-        let answers = self.attempt::<W>(instance, live, single, end)?;
+        let answers = self.attempt::<W>(instance, live, single)?;
         answers.into_iter().next().expect("invariant: one answer for each message")
     }
 
@@ -376,25 +427,17 @@ impl Shared {
         instance: &Instance,
         live: &mut Option<Live>,
         batch: &Batch,
-        end: Instant,
     ) -> Result<Answers<W>, Fault> {
-        let time = || {
-            let left = end.saturating_duration_since(Instant::now());
-            match (self.stopped.load(Relaxed), left) {
-                (true, _) => Err(Fault::Stopped),
-                (_, Duration::ZERO) => Err(Fault::Deadline),
-                _ => Ok(left.min(self.limits.call())),
-            }
-        };
-        let mut given = time()?;
+        if self.stopped.load(Relaxed) {
+            return Err(Fault::Stopped);
+        }
         if let Some(fault) = self.quarantine.blocks(instance) {
             return Err(fault);
         }
         instance.0.account.called();
-        let made = live.take().map_or_else(|| self.instantiate(instance, given), Ok);
+        let made = live.take().map_or_else(|| self.instantiate(instance, self.limits.call()), Ok);
         let answered = made.and_then(|mut current| {
-            given = time()?;
-            let answers = current.call::<W>(batch, given);
+            let answers = current.call::<W>(batch, self.limits.call());
             instance.0.account.held(current.memory_bytes());
             let answers = answers.inspect_err(|_| {
                 if instance.keeps_state() {
@@ -404,18 +447,17 @@ impl Shared {
             *live = Some(current);
             Ok(answers)
         });
-        answered.inspect_err(|fault| self.failed(instance, fault, given))
+        answered.inspect_err(|fault| self.failed(instance, fault))
     }
 
-    /// Counts a failed call, unless it had less time than it may take, and puts who fails often into quarantine.
-    fn failed(&self, instance: &Instance, fault: &Fault, given: Duration) {
+    /// Counts a failed call, and puts who fails often into quarantine.
+    fn failed(&self, instance: &Instance, fault: &Fault) {
         let is_to_blame = match fault {
-            Fault::Trap(_) | Fault::Memory | Fault::WrongLength { .. } | Fault::Output(_) => true,
-            Fault::Deadline => given >= self.limits.call(),
+            Fault::Trap(_) | Fault::Memory | Fault::WrongLength { .. } | Fault::Output(_) | Fault::Deadline => true,
             Fault::Refused(_) | Fault::Stopped | Fault::Quarantined(_) | Fault::Unavailable(_) => false,
         };
-        if is_to_blame && matches!(fault, Fault::Deadline | Fault::Memory) {
-            instance.0.account.takes_all();
+        if matches!(fault, Fault::Deadline | Fault::Memory) {
+            instance.0.account.takes_all(instance.0.hash);
         }
         if is_to_blame && instance.0.account.failed(&self.limits, Instant::now()) {
             self.quarantine.impose(instance, fault);
@@ -434,24 +476,9 @@ impl Shared {
         instance.0.account.faulted(fault, 1);
         if let Some(suppressed) = instance.plugin().0.faults.pass(Instant::now()) {
             let (plugin, tenant, kind) = (instance.plugin().id(), instance.tenant(), fault.kind());
-            tracing::warn!(%plugin, %tenant, kind, %fault, suppressed, "plugin fault");
+            // Debug form: a guest's text must not forge lines.
+            let fault = fault.to_string();
+            tracing::warn!(%plugin, %tenant, kind, ?fault, suppressed, "plugin fault");
         }
     }
-}
-
-/// Cuts a batch into calls.
-fn calls<'a>(messages: &'a Arc<Messages>, most: &'a Most) -> impl Iterator<Item = Batch> + use<'a> {
-    let mut start = 0;
-    std::iter::from_fn(move || {
-        let rest = &messages[start..];
-        let mut bytes = 0;
-        let fits = |message: &&Arc<Message>| {
-            bytes += message.body.len();
-            bytes <= most.bytes
-        };
-        let count = rest.iter().take(most.messages).take_while(fits).count().max(1).min(rest.len());
-        let call = start..start + count;
-        start += count;
-        (!call.is_empty()).then(|| Batch::new(messages, call))
-    })
 }

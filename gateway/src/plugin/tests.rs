@@ -278,10 +278,9 @@ async fn an_endless_loop_ends() {
     let plugins = start_with(&quick(), FILTER, "loop");
     let instance = instance(&plugins, FILTER, "").await;
     let started = Instant::now();
-    let answers = judge(&plugins, &instance, messages(100)).await;
-    assert_eq!(answers, vec![Err(Fault::Deadline); 100]);
-    assert!(started.elapsed() >= Duration::from_millis(50));
-    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    assert_eq!(judge(&plugins, &instance, messages(4)).await, vec![Err(Fault::Deadline); 4]);
+    assert!(started.elapsed() >= Duration::from_millis(200), "each had the whole time: {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
 }
 
 #[tokio::test]

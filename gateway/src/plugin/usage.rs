@@ -1,5 +1,6 @@
 //! What plugins have used, and how often they have failed of late.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ impl Usage {
     }
 }
 
+/// Where so many instances of a plugin have taken all, every other one is taken for such a one.
+const GREEDY: usize = 1000;
+
 /// One tenant's use of one plugin.
 #[derive(Default)]
 pub(super) struct Account {
@@ -46,7 +50,10 @@ pub(super) struct Account {
     faults: [AtomicU64; Fault::KINDS.len()],
     processor_ns: AtomicU64,
     memory_bytes: AtomicU64,
+    /// Whether there is anything in `greedy`: mostly not, which costs no look then.
     taken_all: AtomicBool,
+    /// The hashes of the instances that once took all.
+    greedy: Mutex<HashSet<u64>>,
     failures: Mutex<Failures>,
 }
 
@@ -75,13 +82,20 @@ impl Account {
         self.memory_bytes.fetch_max(memory_bytes as u64, Relaxed);
     }
 
-    /// Remembers for good that a call took all the time or memory that it may take.
-    pub(super) fn takes_all(&self) {
+    /// Remembers for good that an instance took all the time or memory that a call may take.
+    pub(super) fn takes_all(&self, instance: u64) {
+        let mut greedy = self.greedy.lock().unwrap_or_else(PoisonError::into_inner);
+        if greedy.len() < GREEDY {
+            greedy.insert(instance);
+        }
         self.taken_all.store(true, Relaxed);
     }
 
-    pub(super) fn has_taken_all(&self) -> bool {
-        self.taken_all.load(Relaxed)
+    pub(super) fn has_taken_all(&self, instance: u64) -> bool {
+        self.taken_all.load(Relaxed) && {
+            let greedy = self.greedy.lock().unwrap_or_else(PoisonError::into_inner);
+            greedy.contains(&instance) || greedy.len() >= GREEDY
+        }
     }
 
     pub(super) fn faulted(&self, fault: &Fault, messages: usize) {
