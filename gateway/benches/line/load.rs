@@ -32,6 +32,7 @@ pub(crate) struct Load<'a> {
 
 /// What came of it; every answer was a 201.
 pub(crate) struct Posted {
+    /// Measurements that carry a number, and requests without one.
     pub(crate) created: u64,
     pub(crate) elapsed: Duration,
 }
@@ -85,16 +86,16 @@ impl Turn {
         Self { started, sent, next: AtomicU64::new(0), most, per_second, until: started + time }
     }
 
-    /// The next number, sent from now on, when it is due; nothing when the load is over.
-    pub(crate) async fn next(&self) -> Option<u64> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+    /// The next `count` numbers, sent from now on, when the first is due; nothing when the load is over.
+    pub(crate) async fn next(&self, count: u64) -> Option<u64> {
+        let number = self.next.fetch_add(count, Ordering::Relaxed);
         if let Some(per_second) = self.per_second {
             let due = self.started + Duration::from_secs_f64(number as f64 / per_second);
             tokio::time::sleep_until(due.min(self.until).into()).await;
         }
         let now = Instant::now();
-        let is_on = number < self.most && now < self.until;
-        is_on.then(|| self.sent.stamp(number, now)).map(|()| number)
+        let is_on = number + count <= self.most && now < self.until;
+        is_on.then(|| (number..number + count).for_each(|number| self.sent.stamp(number, now))).map(|()| number)
     }
 }
 
@@ -137,11 +138,13 @@ impl Connection {
     async fn run(mut self, requests: Arc<[Request]>, turn: Arc<Turn>) -> Result<Statuses> {
         let mut created = 0;
         let mut others = Statuses::default();
-        while let Some(number) = turn.next().await {
-            requests[number as usize % requests.len()].write(number, &mut self.request);
+        // Each takes as many numbers as the others.
+        let takes = requests[0].takes();
+        while let Some(number) = turn.next(takes).await {
+            requests[(number / takes) as usize % requests.len()].write(number, &mut self.request);
             let answer = self.exchange().await?;
             if answer.status == 201 {
-                created += 1;
+                created += takes;
             } else {
                 *others.counts.entry(answer.status).or_default() += 1;
                 others.refusal.get_or_insert_with(|| String::from_utf8_lossy(&self.answer[answer.body]).into());

@@ -16,17 +16,17 @@ const MARK: &[u8] = b"\"#";
 const BATTERY: &str = r#","c8y_Battery":{"T":{"value":87}}}"#;
 const PATH: &str = "/measurement/measurements";
 
-/// A request ready to send, except for its number.
+/// A request ready to send, except for its numbers.
 pub(crate) struct Request {
     bytes: Vec<u8>,
-    number_at: Option<usize>,
+    numbers_at: Vec<usize>,
 }
 
 impl Request {
-    /// These bytes; if they are or contain a [`body`], its number can be set.
+    /// These bytes; the number of each [`body`] among them can be set.
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        let number_at = memchr::memmem::find(&bytes, MARK).map(|at| at + MARK.len());
-        Self { bytes, number_at }
+        let numbers_at = memchr::memmem::find_iter(&bytes, MARK).map(|at| at + MARK.len()).collect();
+        Self { bytes, numbers_at }
     }
 
     /// One measurement of the device `source`.
@@ -38,19 +38,29 @@ impl Request {
     /// One measurement of about 200 bytes for each of `sources` in a single request.
     pub(crate) fn bulk(sources: &[String], mode: &str) -> Self {
         let time = now();
-        let measurements: Vec<String> = sources.iter().map(|source| short_body(source, TYPES[0], &time)).collect();
-        let body = format!(r#"{{"measurements":[{}]}}"#, measurements.join(","));
+        Self::collection(sources.iter().map(|source| short_body(source, TYPES[0], &time)), mode)
+    }
+
+    /// These measurements in a single request.
+    pub(crate) fn collection(bodies: impl Iterator<Item = String>, mode: &str) -> Self {
+        let body = format!(r#"{{"measurements":[{}]}}"#, bodies.collect::<Vec<_>>().join(","));
         Self::new(post(USER, PATH, &headers("measurementcollection", mode), &body).into_bytes())
     }
 
-    /// Puts the request with this number into `buffer`.
-    pub(crate) fn write(&self, mut number: u64, buffer: &mut Vec<u8>) {
+    /// How many numbers it takes: of its measurements, or one if they carry none.
+    pub(crate) fn takes(&self) -> u64 {
+        self.numbers_at.len().max(1) as u64
+    }
+
+    /// Puts the request with numbers from `first` on into `buffer`.
+    pub(crate) fn write(&self, first: u64, buffer: &mut Vec<u8>) {
         buffer.clear();
         buffer.extend_from_slice(&self.bytes);
-        let Some(at) = self.number_at else { return };
-        for digit in buffer[at..at + DIGITS].iter_mut().rev() {
-            *digit = b'0' + (number % 10) as u8;
-            number /= 10;
+        for (mut number, at) in (first..).zip(&self.numbers_at) {
+            for digit in buffer[*at..at + DIGITS].iter_mut().rev() {
+                *digit = b'0' + (number % 10) as u8;
+                number /= 10;
+            }
         }
     }
 }

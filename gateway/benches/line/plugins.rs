@@ -1,8 +1,10 @@
 //! What a message costs in guests, beside native code: processor time of the call, as the gateway accounts it. What the caller
 //! waits is shown too: a lone call wakes the plugins' thread up, which takes longer than most calls.
 
+use std::fs;
 use std::hint::black_box;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -130,7 +132,14 @@ pub(crate) fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
         report.add(row("fragments-to-copy", size, calls, costs, "native", limit));
     }
     bench.uploaded("", true, rounds, report)?;
-    bench.as_built_in(rounds, report)?;
+    bench.as_built_in(FILTERS[0].name, Source::Component(THRESHOLD), THRESHOLD_SETTINGS, 1.1, rounds, report)?;
+    match threshold_in_c(folder.path()) {
+        Ok(component) => {
+            let source = Source::Component(&component);
+            bench.as_built_in("threshold in C, uploaded", source, r#"{"limit":20}"#, 2.0, rounds, report)?;
+        }
+        Err(error) => note(&format!("no filter in C: {error:#}")),
+    }
     let limits: Vec<String> = (0..MANY).map(|number| THRESHOLD_SETTINGS.replace("20", &number.to_string())).collect();
     let threshold = bench.upload("threshold", 2, Source::Component(THRESHOLD), THRESHOLD_SETTINGS)?;
     bench.weigh("settings of a Rust filter", 15.0, report, |number| {
@@ -237,17 +246,25 @@ impl Bench {
         Ok(self.runtime.block_on(self.plugins.configure(&TENANT.into(), plugin, settings, 1))?)
     }
 
-    /// Rows for a filter that is uploaded beside the same one that is built in.
-    fn as_built_in(&self, rounds: usize, report: &mut Report) -> Result<()> {
-        let uploaded = self.upload("threshold", 1, Source::Component(THRESHOLD), THRESHOLD_SETTINGS)?;
+    /// Rows for a filter that is uploaded beside one of the same logic that is built in.
+    fn as_built_in(
+        &self,
+        name: &str,
+        source: Source<'_>,
+        settings: &str,
+        limit: f64,
+        rounds: usize,
+        report: &mut Report,
+    ) -> Result<()> {
+        let uploaded = self.upload(name, 1, source, settings)?;
         let built_in = self.runtime.block_on(self.plugins.built_in_named("threshold"));
         let built_in = self.configure(&built_in.context("there is no threshold")??, THRESHOLD_SETTINGS)?;
         for (size, calls) in UPLOADED {
             self.ask(&uploaded, size, calls)?;
             let both = || Ok((self.ask(&uploaded, size, calls)?, self.ask(&built_in, size, calls)?.processor));
             let costs = (0..rounds).map(|_| both()).collect::<Result<_>>()?;
-            let limit = (size >= 16).then_some(Limit::Times(1.1));
-            report.add(row(FILTERS[0].name, size, calls, costs, "built in", limit));
+            let limit = (size >= 16).then_some(Limit::Times(limit));
+            report.add(row(name, size, calls, costs, "built in", limit));
         }
         Ok(())
     }
@@ -374,6 +391,26 @@ impl Bench {
 /// Nanoseconds.
 fn each(time: Duration, messages: usize) -> f64 {
     time.as_nanos() as f64 / messages as f64
+}
+
+/// What `tidegate plugin new --lang c` writes, built as its README says.
+fn threshold_in_c(folder: &Path) -> Result<Vec<u8>> {
+    let new = ["plugin", "new", "--lang", "c", "--world", "filter", "in-c"];
+    run(Command::new(crate::binary()).args(new).current_dir(folder))?;
+    let project = folder.join("in-c");
+    let source = project.join("plugin.c");
+    let text = fs::read_to_string(&source)?;
+    let adapted = text.replace("/c8y_Temperature/T/value", "/c8y_Temperature/inside/value");
+    ensure!(adapted != text, "the project reads another value");
+    fs::write(&source, adapted)?;
+    run(Command::new("make").current_dir(&project))?;
+    Ok(fs::read(project.join("in-c.wasm"))?)
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    let ended = command.output().with_context(|| format!("{command:?}"))?;
+    ensure!(ended.status.success(), "{command:?}: {}", String::from_utf8_lossy(&ended.stderr));
+    Ok(())
 }
 
 fn message(tenant: &Tenant, number: usize) -> Message {

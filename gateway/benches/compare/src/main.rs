@@ -57,7 +57,7 @@ use mosquitto::Mosquitto;
 use report::note;
 use system::{Round, System};
 use table::{Cell, Table};
-use tidegate::Tidegate;
+use tidegate::{How, Tidegate};
 
 /// How many consumers get each message.
 const CONSUMERS: [usize; 3] = [1, 4, 16];
@@ -101,16 +101,17 @@ fn run(args: &[String]) -> Result<()> {
 fn measure(folder: &Path, consumers: usize, time: Duration) -> Result<Vec<Cell>> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let sent = Arc::new(SendTimes::new());
-    let systems: [Box<dyn System>; 4] = [
-        Box::new(Tidegate::start(&folder.join("plain"), consumers, &sent, false)?),
-        Box::new(Tidegate::start(&folder.join("filtered"), consumers, &sent, true)?),
+    let systems: [Box<dyn System>; 5] = [
+        Box::new(Tidegate::start(&folder.join("singly"), consumers, &sent, How::Singly)?),
+        Box::new(Tidegate::start(&folder.join("together"), consumers, &sent, How::Together)?),
+        Box::new(Tidegate::start(&folder.join("filtered"), consumers, &sent, How::Filtered)?),
         Box::new(JetStream::start(&folder.join("jetstream"), consumers, &sent, &runtime)?),
         Box::new(Mosquitto::start(&folder.join("mosquitto"), consumers, &sent, &runtime)?),
     ];
     for system in &systems {
         system::round(system.as_ref(), &sent, time / 2).context(system.name())?;
     }
-    let mut rounds: [Vec<Round>; 4] = Default::default();
+    let mut rounds: [Vec<Round>; 5] = Default::default();
     for first in 0..ROUNDS {
         // Each time another one begins.
         for at in (0..systems.len()).map(|at| (first + at) % systems.len()) {

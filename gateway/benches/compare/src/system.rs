@@ -103,7 +103,7 @@ where
         let (turn, payloads, send) = (turn.clone(), payloads.clone(), send.clone());
         lanes.spawn(async move {
             let mut count = 0;
-            while let Some(number) = turn.next().await {
+            while let Some(number) = turn.next(1).await {
                 let mut payload = Vec::new();
                 payloads[number as usize % payloads.len()].write(number, &mut payload);
                 send(payload.into()).await?;

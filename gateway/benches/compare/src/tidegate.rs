@@ -11,24 +11,38 @@ use crate::gateway::Gateway;
 use crate::http::Client;
 use crate::inbox::Inbox;
 use crate::load::Load;
-use crate::measurement::{MOST, Request, SendTimes, TYPES, now, type_filter};
+use crate::measurement::{MOST, Request, SendTimes, TYPES, body, now, type_filter};
 use crate::process::Guarded;
 use crate::scene::{SUBSCRIPTION, Scene, token};
 use crate::system::{DEVICES, IN_FLIGHT, System};
 
+/// The others keep no objects either.
+const MODE: &str = "TRANSIENT";
+/// Measurements in a POST of a producer that has several to send.
+const SEVERAL: usize = 16;
+
+/// How the measurements go in.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum How {
+    Singly,
+    /// Singly, and every message is judged by a plugin.
+    Filtered,
+    /// [`SEVERAL`] in a POST; as many are in flight.
+    Together,
+}
+
 /// A gateway with one subscription.
 pub(crate) struct Tidegate {
-    name: &'static str,
+    how: How,
     gateway: Gateway,
     consumers: Vec<Consumer>,
     requests: Arc<[Request]>,
 }
 
 impl Tidegate {
-    /// If it is `filtered`, every message is judged by a plugin.
-    pub(crate) fn start(data: &Path, consumers: usize, sent: &Arc<SendTimes>, filtered: bool) -> Result<Self> {
+    pub(crate) fn start(data: &Path, consumers: usize, sent: &Arc<SendTimes>, how: How) -> Result<Self> {
         let gateway = Gateway::start(data)?;
-        let type_filter = filtered.then(type_filter);
+        let type_filter = (how == How::Filtered).then(type_filter);
         let Scene { devices, .. } = Scene::set_up(gateway.http, DEVICES, type_filter.as_deref())?;
         let mut client = Client::connect(gateway.http)?;
         let mut connect = |number| {
@@ -37,16 +51,23 @@ impl Tidegate {
         };
         let consumers = (0..consumers).map(&mut connect).collect::<Result<_>>()?;
         let time = now();
-        let typed = devices.iter().zip(TYPES.iter().cycle());
-        let requests = typed.map(|(device, type_)| Request::single(device, type_, &time, "TRANSIENT")).collect();
-        let name = if filtered { "Tidegate with a typeFilter" } else { "Tidegate" };
-        Ok(Self { name, gateway, consumers, requests })
+        let typed: Vec<(&String, &str)> = devices.iter().zip(TYPES.into_iter().cycle()).collect();
+        let each = if how == How::Together { SEVERAL } else { 1 };
+        let requests = typed.chunks_exact(each).map(|some| match some {
+            [(device, type_)] => Request::single(device, type_, &time, MODE),
+            some => Request::collection(some.iter().map(|(device, type_)| body(device, type_, &time)), MODE),
+        });
+        Ok(Self { how, gateway, consumers, requests: requests.collect() })
     }
 }
 
 impl System for Tidegate {
     fn name(&self) -> String {
-        self.name.to_owned()
+        match self.how {
+            How::Singly => "Tidegate".to_owned(),
+            How::Filtered => "Tidegate with a typeFilter".to_owned(),
+            How::Together => format!("Tidegate, {SEVERAL} in a POST"),
+        }
     }
 
     fn server(&self) -> &Guarded {
@@ -59,6 +80,7 @@ impl System for Tidegate {
 
     fn publish(&self, sent: &Arc<SendTimes>, time: Duration) -> Result<u64> {
         let (to, requests) = (self.gateway.http, &self.requests);
-        Ok(Load { to, requests, sent, in_flight: IN_FLIGHT, most: MOST, per_second: None, time }.run()?.created)
+        let in_flight = IN_FLIGHT / requests[0].takes() as usize;
+        Ok(Load { to, requests, sent, in_flight, most: MOST, per_second: None, time }.run()?.created)
     }
 }
