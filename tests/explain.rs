@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Call, Gateway, PASSWORD, eventually, forwarded, measurement, of_object, typed, value_of};
-use crate::registry::{component, upload};
+use crate::harness::{
+    Call, Gateway, PASSWORD, component, eventually, forwarded, measurement, of_object, typed, value_of,
+};
+use crate::registry::upload;
 use crate::trial::of_type;
 
 fn explain(gateway: &Gateway, subscription: &Value, message: &Value) -> Call {

@@ -6,9 +6,8 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Consumer, Gateway, event, eventually, forwarded, measurement, of_tenant, value_of};
+use crate::harness::{Consumer, Gateway, component, event, eventually, forwarded, measurement, of_tenant, value_of};
 use crate::plugins::faulty;
-use crate::registry::component;
 
 const TRANSFORM: &str = "fragments-to-copy";
 

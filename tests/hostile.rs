@@ -15,9 +15,10 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness::{
-    Answer, BASIC, Call, Consumer, Gateway, PASSWORD, eventually, forwarded, measurement, raw, value_of,
+    Answer, BASIC, Call, Consumer, Gateway, PASSWORD, component, eventually, filter_with, forwarded, leb, measurement,
+    raw, section, value_of, with_length,
 };
-use crate::registry::{PATH, component};
+use crate::registry::PATH;
 
 /// How long the pace without an attack is taken.
 const QUIET: Duration = Duration::from_secs(1);
@@ -213,28 +214,6 @@ impl<'a> Tenant<'a> {
 
 // --- components ---
 
-/// Unsigned LEB128 (core specification, "Integers").
-fn leb(mut number: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    loop {
-        let low = (number & 0x7f) as u8;
-        number >>= 7;
-        if number == 0 {
-            bytes.push(low);
-            return bytes;
-        }
-        bytes.push(low | 0x80);
-    }
-}
-
-fn with_length(content: &[u8]) -> Vec<u8> {
-    [&leb(content.len()), content].concat()
-}
-
-fn section(id: u8, content: &[u8]) -> Vec<u8> {
-    [&[id][..], &with_length(content)].concat()
-}
-
 /// A sound filter with a core module behind it that is cheap to read and dear to compile: loops in loops, all of which carry all
 /// variables.
 fn dear(loops: usize, variables: usize) -> Vec<u8> {
@@ -260,18 +239,6 @@ fn dear(loops: usize, variables: usize) -> Vec<u8> {
     [component("type-filter"), section(1, &module.concat())].concat()
 }
 
-/// A sound filter whose bytes are like those of no other: with a custom section of its own.
-fn distinct(number: usize) -> Vec<u8> {
-    let name = with_length(b"number");
-    [component("type-filter"), section(0, &[name, number.to_string().into_bytes()].concat())].concat()
-}
-
-/// The files of compiled code.
-fn compiled(gateway: &Gateway) -> BTreeSet<String> {
-    let files = fs::read_dir(gateway.data().join("plugin-cache")).unwrap();
-    files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
-}
-
 /// Waits until a component is being compiled, by one process.
 async fn compiling(gateway: &Gateway) -> u32 {
     eventually("it is being compiled", async || gateway.children().first().copied()).await
@@ -289,7 +256,7 @@ async fn no_compiler_is_left(gateway: &Gateway) {
 async fn hostile_components_are_refused_and_leave_nothing_behind() {
     let gateway = Gateway::with("[plugins]\ncompile_seconds = 3\n").await;
     let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
-    let before = compiled(&gateway);
+    let before = gateway.compiled();
     let sound = component("type-filter");
     let truncated = |share: usize| sound[..sound.len() * share / 8].to_vec();
     for (name, query, body, text) in [
@@ -312,7 +279,7 @@ async fn hostile_components_are_refused_and_leave_nothing_behind() {
     let pieces: Vec<_> = bytes.chunks(1 << 20).map(|piece| Ok::<_, std::io::Error>(piece.to_vec())).collect();
     let unannounced = attacker.wasm("a", reqwest::Body::wrap_stream(stream::iter(pieces))).send();
     assert!(!refused(others.beside("100 MB without a length", unannounced).await));
-    assert_eq!((attacker.uploaded().await, compiled(&gateway)), (BTreeSet::new(), before));
+    assert_eq!((attacker.uploaded().await, gateway.compiled()), (BTreeSet::new(), before));
     no_compiler_is_left(&gateway).await;
 }
 
@@ -336,11 +303,11 @@ async fn a_thousand_uploads_in_a_row() {
     const KEPT: usize = 10;
     let gateway = Gateway::with(&format!("[plugins]\nversions_per_tenant = {KEPT}\n")).await;
     let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
-    let before = compiled(&gateway).len();
+    let before = gateway.compiled().len();
     let attack = async {
         let mut kept = 0;
         for number in 0..1_000 {
-            let answer = attacker.wasm(&format!("p{}", number % 7), distinct(number)).await;
+            let answer = attacker.wasm(&format!("p{}", number % 7), filter_with(&number.to_string())).await;
             match answer.status {
                 201 => kept += 1,
                 _ => drop(answer.error(422, "plugins.versions_per_tenant")),
@@ -349,19 +316,19 @@ async fn a_thousand_uploads_in_a_row() {
         kept
     };
     assert_eq!(others.beside("1,000 uploads", attack).await, KEPT);
-    assert_eq!(compiled(&gateway).len(), before + KEPT);
+    assert_eq!(gateway.compiled().len(), before + KEPT);
     for name in attacker.uploaded().await {
         attacker.as_them(gateway.delete(&format!("{PATH}/{name}"))).await.expect(204);
     }
-    assert_eq!(compiled(&gateway).len(), before, "what is deleted goes from the disk");
+    assert_eq!(gateway.compiled().len(), before, "what is deleted goes from the disk");
 }
 
 #[tokio::test]
 async fn uploads_by_twenty_clients_at_once() {
     let gateway = Gateway::start().await;
     let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
-    let before = compiled(&gateway).len();
-    let uploads = join_all((0..20).map(|number| attacker.wasm("a", distinct(number)).into_future()));
+    let before = gateway.compiled().len();
+    let uploads = join_all((0..20).map(|number| attacker.wasm("a", filter_with(&number.to_string())).into_future()));
     let answers = others.beside("20 clients", uploads).await;
     let (kept, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(|answer| answer.status == 201);
     let versions: BTreeSet<_> = kept.iter().map(|answer| answer.json()["version"].as_u64().unwrap()).collect();
@@ -370,7 +337,7 @@ async fn uploads_by_twenty_clients_at_once() {
     for answer in refused {
         answer.error(503, "Too many plugins are being uploaded.");
     }
-    assert_eq!(compiled(&gateway).len(), before + kept.len());
+    assert_eq!(gateway.compiled().len(), before + kept.len());
 }
 
 // --- what is cut short ---
@@ -378,7 +345,7 @@ async fn uploads_by_twenty_clients_at_once() {
 #[tokio::test]
 async fn an_upload_that_is_cut_in_the_middle_leaves_nothing_behind() {
     let gateway = Gateway::start().await;
-    let before = compiled(&gateway);
+    let before = gateway.compiled();
     let wasm = component("type-filter");
     let head = format!(
         "POST {PATH}?name=a HTTP/1.1\r\nHost: {}\r\n{BASIC}Content-Type: application/wasm\r\nContent-Length: {}\r\n\r\n",
@@ -397,7 +364,7 @@ async fn an_upload_that_is_cut_in_the_middle_leaves_nothing_behind() {
     socket.shutdown().await.unwrap();
     assert!(!raw(gateway.addr, b"GET /health/live HTTP/1.1\r\nConnection: close\r\nHost: a\r\n\r\n").await.is_empty());
     gateway.get(&format!("{PATH}/a")).await.error(404, "no plugin 'a'");
-    assert_eq!(compiled(&gateway), before);
+    assert_eq!(gateway.compiled(), before);
 }
 
 // What is compiled is kept for a version, or not at all: also when nobody waits for the answer any more.
@@ -405,10 +372,10 @@ async fn an_upload_that_is_cut_in_the_middle_leaves_nothing_behind() {
 async fn who_leaves_while_it_is_compiled_leaves_no_code_without_a_version() {
     let gateway = Gateway::start().await;
     let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
-    let before = compiled(&gateway).len();
+    let before = gateway.compiled().len();
     let attack = async {
         for number in 0..5 {
-            let upload = attacker.wasm("a", distinct(number)).send();
+            let upload = attacker.wasm("a", filter_with(&number.to_string())).send();
             tokio::select! {
                 answer = upload => drop(answer.unwrap().expect(201)),
                 _ = compiling(&gateway) => {}
@@ -422,7 +389,7 @@ async fn who_leaves_while_it_is_compiled_leaves_no_code_without_a_version() {
         if shown.status == 404 { 0 } else { shown.json()["versions"].as_array().unwrap().len() }
     };
     eventually("each file is that of a version", async || {
-        (compiled(&gateway).len() == before + versions().await).then_some(())
+        (gateway.compiled().len() == before + versions().await).then_some(())
     })
     .await;
 }
@@ -430,7 +397,7 @@ async fn who_leaves_while_it_is_compiled_leaves_no_code_without_a_version() {
 #[tokio::test]
 async fn a_kill_during_a_compilation_leaves_no_process_no_version_and_no_code() {
     let mut gateway = Gateway::start().await;
-    let before = compiled(&gateway);
+    let before = gateway.compiled();
     let upload = tokio::spawn(
         gateway.call("POST", &format!("{PATH}?name=a")).body("application/wasm", dear(2_000, 4_000)).send(),
     );
@@ -441,7 +408,7 @@ async fn a_kill_during_a_compilation_leaves_no_process_no_version_and_no_code() 
     eventually("the compiler ends with the gateway", async || gone().then_some(())).await;
     gateway.restart_process().await;
     gateway.get(&format!("{PATH}/a")).await.error(404, "no plugin 'a'");
-    eventually("no code is left", async || (compiled(&gateway) == before).then_some(())).await;
+    eventually("no code is left", async || (gateway.compiled() == before).then_some(())).await;
 }
 
 // --- what runs ---

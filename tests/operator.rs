@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, Setup, eventually, forwarded, measurement, typed};
-use crate::registry::{component, upload};
+use crate::harness::{Gateway, PASSWORD, Setup, component, eventually, forwarded, measurement, typed};
+use crate::registry::upload;
 
 /// What the output or the reference says of a metric.
 #[derive(Debug, PartialEq, Eq)]

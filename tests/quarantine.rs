@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, USER, eventually, forwarded, typed, value_of};
+use crate::harness::{Gateway, PASSWORD, USER, component, eventually, forwarded, typed, value_of};
 use crate::hold::mend;
 use crate::plugins::faulty;
-use crate::registry::{PATH, component, upload};
+use crate::registry::{PATH, upload};
 
 /// A gateway whose quarantine begins at so many failed calls, with a device whose measurements pass version 1 of the uploaded plugin
 /// `mine` on their way to `Sub1`.

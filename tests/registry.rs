@@ -1,21 +1,17 @@
 //! Uploaded plugins: versions, who may see and use them, what is refused (`docs/http.md`).
 
 use std::fs;
-use std::path::Path;
 
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::harness::{Call, Gateway, PASSWORD, USER, forwarded, of_tenant, value_of};
+use crate::harness::{
+    Call, Gateway, PASSWORD, USER, component, forwarded, leb, of_tenant, section, value_of, with_length,
+};
 use crate::plugins::faulty;
 
 pub(crate) const PATH: &str = "/tidegate/v1/plugins";
 const WASM: &str = "application/wasm";
-
-/// A component in `plugins/components`; `type-filter` and `fragments-to-copy` serve as ones of the tenant's own.
-pub(crate) fn component(name: &str) -> Vec<u8> {
-    fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../plugins/components/{name}.wasm"))).unwrap()
-}
 
 /// Uploads a component; the query begins with the name.
 pub(crate) fn upload(gateway: &Gateway, query: &str, wasm: &[u8]) -> Call {
@@ -346,30 +342,17 @@ async fn a_gateway_starts_without_a_plugin_that_its_subscriptions_name() {
 }
 
 /// A component that holds a core module of so many functions, each of which stirs its parameter so often.
-fn stirring(functions: u32, times: u32) -> Vec<u8> {
-    fn number(mut number: u32) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        while number >= 0x80 {
-            bytes.push(number as u8 | 0x80);
-            number >>= 7;
-        }
-        bytes.push(number as u8);
-        bytes
-    }
-    fn with_length(bytes: &[u8]) -> Vec<u8> {
-        [&number(u32::try_from(bytes.len()).unwrap()), bytes].concat()
-    }
-    let section = |id: u8, content: Vec<u8>| [&[id], &with_length(&content)[..]].concat();
+fn stirring(functions: usize, times: usize) -> Vec<u8> {
     // x = rotl(x, 5) ^ x, from no locals to the result.
     let stir = [0x20, 0, 0x41, 5, 0x77, 0x20, 0, 0x73, 0x21, 0];
-    let body = with_length(&[&[0], &stir.repeat(times as usize)[..], &[0x20, 0, 0x0b]].concat());
+    let body = with_length(&[&[0], &stir.repeat(times)[..], &[0x20, 0, 0x0b]].concat());
     let module = [
         b"\0asm\x01\0\0\0".to_vec(),
-        section(1, vec![1, 0x60, 1, 0x7f, 1, 0x7f]),
-        section(3, [number(functions), vec![0; functions as usize]].concat()),
-        section(10, [number(functions), body.repeat(functions as usize)].concat()),
+        section(1, &[1, 0x60, 1, 0x7f, 1, 0x7f]),
+        section(3, &[leb(functions), vec![0; functions]].concat()),
+        section(10, &[leb(functions), body.repeat(functions)].concat()),
     ];
-    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, module.concat())].concat()
+    [b"\0asm\x0d\0\x01\0".to_vec(), section(1, &module.concat())].concat()
 }
 
 // "a module that takes Cranelift long to compile": it costs what a compiler may use, and nothing else.

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Call, Consumer, Gateway, PASSWORD, USER, eventually, forwarded, measurement, of_tenant, value_of,
+    Call, Consumer, Gateway, PASSWORD, USER, component, eventually, forwarded, measurement, of_tenant, value_of,
 };
-use crate::registry::{PATH, component, upload};
+use crate::registry::{PATH, upload};
 
 /// Settings of a threshold over the values of measurements.
 fn above(limit: u64) -> Value {

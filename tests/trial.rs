@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Call, Gateway, PASSWORD, alarm, event, forwarded, measurement, of_object, of_tenant, operation, value_of,
+    Call, Gateway, PASSWORD, alarm, component, event, forwarded, measurement, of_object, of_tenant, operation, value_of,
 };
-use crate::registry::{PATH, component, upload};
+use crate::registry::{PATH, upload};
 
 /// A request to try the version 1 of a plugin.
 fn try_out(gateway: &Gateway, plugin: &str, body: &Value) -> Call {

@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::registry::component;
+use crate::harness::component;
 
 /// Compiled code of built-in plugins is kept from run to run.
 fn cache() -> PathBuf {

@@ -1,5 +1,6 @@
 //! The process under test.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, RandomState};
@@ -203,6 +204,12 @@ impl Gateway {
 
     pub(crate) fn data(&self) -> PathBuf {
         self.path("data")
+    }
+
+    /// The files of compiled code.
+    pub(crate) fn compiled(&self) -> BTreeSet<String> {
+        let files = fs::read_dir(self.data().join("plugin-cache")).unwrap();
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     /// The database, of a gateway that is stopped.

@@ -2,6 +2,7 @@
 #![allow(dead_code, unused_imports, reason = "shared by two test binaries, neither of which needs all of it")]
 
 mod call;
+mod components;
 mod consumer;
 mod dice;
 mod endpoint;
@@ -15,6 +16,7 @@ mod words;
 use std::time::{Duration, Instant};
 
 pub(crate) use call::{Answer, Call};
+pub(crate) use components::{component, filter_with, leb, section, with_length};
 pub(crate) use consumer::{Consumer, Frame, Stream};
 pub(crate) use dice::Dice;
 pub(crate) use endpoint::{Endpoint, Pushed, Reply};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::harness::{Consumer, Gateway, Program, eventually, forwarded, measurement, value_of};
+use crate::harness::{Consumer, Gateway, Program, eventually, filter_with, forwarded, measurement, value_of};
 
 fn as_root(program: &str) -> Command {
     if fs::metadata("/proc/self").unwrap().uid() == 0 {
@@ -44,9 +44,16 @@ impl SmallDisk {
 
     /// A file that leaves no byte free.
     fn fill(&self) -> PathBuf {
+        self.fill_but(0)
+    }
+
+    /// A file that leaves so many bytes free.
+    fn fill_but(&self, bytes: u64) -> PathBuf {
         let path = self.0.join("others");
         let mut file = File::create(&path).unwrap();
         while file.write_all(&[0; 4096]).is_ok() {}
+        let length = file.metadata().unwrap().len();
+        file.set_len(length - bytes).unwrap();
         path
     }
 }
@@ -158,6 +165,53 @@ async fn a_disk_that_is_full_to_the_last_byte_refuses_producers_until_there_is_r
     accepted = vec![1_000];
     receive_all(&mut reader, &accepted).await;
     nothing_comes_again(&mut gateway, &["reader"]).await;
+}
+
+// "requests that would store something are answered with 507 and store nothing", "as soon as they have made room, requests are
+// taken again": an upload that is too large for what was freed is refused all the same, and hurts no producer.
+#[tokio::test]
+async fn a_plugin_that_finds_the_disk_full_leaves_nothing_behind_and_is_taken_when_there_is_room() {
+    const PLUGIN: &str = "/tidegate/v1/plugins/mine";
+    let (gateway, disk, device) = on_small_disk("[store]\nreserve_bytes = 4194304", "size=32m").await;
+    let wasm = filter_with(&"x".repeat(3 << 20));
+    let upload = || gateway.call("POST", "/tidegate/v1/plugins?name=mine").body("application/wasm", wasm.clone());
+    let (mut reader, compiled) = (gateway.consumer("Sub1", "reader").await, gateway.compiled());
+    for value in 0..200 {
+        gateway.post_measurement(&large(&device, value)).await.expect(201);
+    }
+    // With room for the compiled code at first, and then without.
+    let others = disk.fill_but(2 << 20);
+    let (uploaded, measured) = tokio::join!(upload(), gateway.post_measurement(&measurement(&device, "t", 200)));
+    uploaded.error(507, "the store is full");
+    measured.error(507, "the store is full");
+    receive_all(&mut reader, &(0..200).collect::<Vec<_>>()).await;
+    accepted_again(&gateway, &device, 200).await;
+    for (room, value) in [(2 << 20, 201), (0, 211)] {
+        fs::remove_file(&others).unwrap();
+        disk.fill_but(room);
+        let measure = async {
+            for value in value..value + 10 {
+                gateway.measure(&device, "t", value).await;
+            }
+        };
+        let (uploaded, ()) = tokio::join!(upload(), measure);
+        uploaded.error(507, "the store is full");
+        gateway.get(PLUGIN).await.error(404, "no plugin 'mine'");
+        assert_eq!(gateway.compiled(), compiled, "{room}");
+    }
+    receive_all(&mut reader, &(200..221).collect::<Vec<_>>()).await;
+
+    fs::remove_file(others).unwrap();
+    assert_eq!(upload().await.expect(201).json()["version"], 1);
+    assert_eq!(gateway.compiled().len(), compiled.len() + 1);
+    let mut filtered = forwarded("Sub2", &device);
+    filtered["tidegate"] = json!({"filters": [{"plugin": "mine", "settings": 1}]});
+    gateway.subscribe(&filtered).await;
+    let mut consumer = gateway.consumer("Sub2", "reader").await;
+    for (kind, value) in [("t", 300), ("1", 301)] {
+        gateway.measure(&device, kind, value).await;
+    }
+    receive_all(&mut consumer, &[301]).await;
 }
 
 #[tokio::test]
