@@ -2,7 +2,6 @@
 //! by one"). Each scene prints what the other tenants notice.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -676,6 +675,33 @@ async fn scripts_do_not_see_what_others_have_left() {
         assert_eq!(value_of(&consumer.receive().await.json()), 0);
         assert_eq!(consumer.frames_until_pong().await, 0, "the second message finds what the first has left");
     }
+}
+
+// "endless loop in `configure`", "deep recursion": of a component that is sound with other settings.
+#[tokio::test]
+async fn settings_that_configure_never_survives_are_refused() {
+    let gateway = Gateway::start().await;
+    let (mut others, attacker) = (Others::new(&gateway).await, Tenant::attacker(&gateway).await);
+    attacker.wasm("keeper", component("faulty/keeper")).await.expect(201);
+    let with = |settings: &str| json!({"filters": [{"plugin": "keeper", "settings": settings}]});
+    let device = attacker.device("Sound", with("")).await;
+    let mut consumer = attacker.consumer("Sound").await;
+    let mut subscription = forwarded("Hostile", &device);
+    for (settings, reason) in [("loop", "took longer than it may"), ("deep", "too deep recursion")] {
+        subscription["tidegate"] = with(settings);
+        let subscribe = || attacker.as_them(gateway.post("/notification2/subscriptions", &subscription)).into_future();
+        let refused = others.beside(settings, join_all((0..10).map(|_| subscribe()))).await;
+        for refused in refused {
+            let told = refused.error(422, "tidegate.filters[0].settings: ");
+            assert!(told.contains(reason) && told.ends_with("while it was configured"), "{told}");
+        }
+        let upload = attacker.wasm(&format!("keeper&settings=\"{settings}\""), component("faulty/keeper")).await;
+        assert!(upload.error(422, "configure failed on these settings: ").contains(reason));
+    }
+    let own = attacker.as_them(gateway.get("/notification2/subscriptions")).await.expect(200).json();
+    assert_eq!(own["subscriptions"].as_array().unwrap().len(), 1, "{own}");
+    attacker.measure(&device, 1).await;
+    assert_eq!(value_of(&consumer.receive().await.json()), 1, "the plugin is asked by who has other settings");
 }
 
 #[tokio::test]

@@ -695,10 +695,10 @@ async fn who_never_ends_when_configured_holds_nobody_up() {
         }
         started.elapsed()
     };
-    let (looping, took) = tokio::join!(configure("loop"), others);
+    let (looping, took) = tokio::join!(configure(r#""loop""#), others);
     assert!(matches!(looping, Err(PluginError::Fault { fault: Fault::Deadline, .. })));
     assert!(took < Duration::from_millis(300), "{took:?}");
-    assert!(matches!(configure("deep").await, Err(PluginError::Fault { fault: Fault::Trap(_), .. })));
+    assert!(matches!(configure(r#""deep""#).await, Err(PluginError::Fault { fault: Fault::Trap(_), .. })));
 
     let start = load(&plugins, &component("faulty/loop-start")).await.unwrap();
     let looping = plugins.configure(&tenant, &start, "", 1).await;

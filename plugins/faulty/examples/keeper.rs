@@ -1,4 +1,4 @@
-//! Passes the first message of each source, and traps at each of the type `trap`. It never accepts the settings `loop` and `deep`.
+//! Passes the first message of each source, and traps at each of the type `trap`. It never accepts the settings `"loop"` and `"deep"`.
 
 #[cfg(target_arch = "wasm32")]
 static SEEN: std::sync::Mutex<std::collections::BTreeSet<String>> =
@@ -13,10 +13,10 @@ fn deep(depth: u64) -> u64 {
 faulty::filter!(
     |settings: String| {
         match &*settings {
-            "loop" => loop {
+            r#""loop""# => loop {
                 std::hint::black_box(());
             },
-            "deep" => assert_eq!(super::deep(0), 1),
+            r#""deep""# => assert_eq!(super::deep(0), 1),
             _ => {}
         }
         Interest {
