@@ -4,10 +4,55 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
-use crate::harness::{Endpoint, Gateway, forwarded, measurement, typed, value_of};
+use crate::harness::{Endpoint, Gateway, forwarded, measurement, of_tenant, typed, value_of};
 use crate::plugins::faulty;
 
 const PATH: &str = "/measurement/measurements";
+
+// Two subscriptions of equal settings share nothing that a plugin remembers.
+#[tokio::test]
+async fn example_filters_remember_each_source_for_each_subscription() {
+    let gateway = Gateway::start().await;
+    let [one, two] = [gateway.device("one").await, gateway.device("two").await];
+    let value = "/c8y_Reading/R/value";
+    let filters = json!([
+        {"plugin": "threshold", "settings": {"value": value, "above": 80, "hysteresis": 5}},
+        {"plugin": "deadband", "settings": {"value": value, "band": 3}},
+    ]);
+    let mut consumers = Vec::new();
+    for topic in ["Sub1", "Sub2"] {
+        let mut subscription = of_tenant(topic, &["measurements"]);
+        subscription["tidegate"] = json!({"filters": filters});
+        let made = gateway.subscribe(&subscription).await;
+        assert_eq!(made["tidegate"]["filters"], filters, "what is built in has no version");
+        consumers.push(gateway.consumer(topic, "subA").await);
+    }
+    let measured = [
+        (&one, 70, false),
+        (&one, 81, true),
+        (&two, 79, false),
+        // It comes back by less than the hysteresis, and no further than the band.
+        (&one, 78, false),
+        (&one, 77, true),
+        (&two, 84, true),
+        // By all of it: from now on the limit counts.
+        (&one, 75, false),
+        (&one, 79, false),
+        (&two, 83, false),
+        (&two, 90, true),
+        (&one, 81, true),
+    ];
+    for (device, value, _) in measured {
+        gateway.measure(device, "t", value).await;
+    }
+    for consumer in &mut consumers {
+        for (device, value, _) in measured.iter().filter(|(_, _, passes)| *passes) {
+            let body = consumer.receive().await.json();
+            assert_eq!((&body["source"]["id"], value_of(&body)), (&json!(device), *value));
+        }
+        assert_eq!(consumer.frames_until_pong().await, 0);
+    }
+}
 
 // Seed 000, "Subscription filters": a single value, or an OData expression of `or` alone. A value may stand bare, as in the
 // OpenAPI.
