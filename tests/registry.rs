@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    Call, Gateway, PASSWORD, USER, component, forwarded, leb, of_tenant, section, value_of, with_length,
+    Call, Gateway, PASSWORD, USER, component, filter_with, forwarded, leb, of_tenant, section, value_of, with_length,
 };
 use crate::plugins::faulty;
 
@@ -267,6 +267,37 @@ async fn plugins_belong_to_their_tenant_and_go_with_it() {
             .unwrap();
         assert_eq!(count, 0, "{table}");
     }
+}
+
+#[tokio::test]
+async fn compiled_code_goes_with_the_last_version_of_its_bytes() {
+    let mut gateway = Gateway::start().await;
+    let built_in = gateway.compiled();
+    let [one, two] = [gateway.tenant("plant1").await, gateway.tenant("plant2").await];
+    let wasm = filter_with("shared");
+    for user in [&one, &one, &two] {
+        upload(&gateway, "by-type", &wasm).user(user, PASSWORD).await.expect(201);
+    }
+    assert_eq!(gateway.compiled().len(), built_in.len() + 1, "equal bytes are compiled once");
+    let delete = |user: &str, path: &str| gateway.delete(&format!("{PATH}/by-type{path}")).user(user, PASSWORD);
+    delete(&one, "/versions/1").await.expect(204);
+    delete(&one, "").await.expect(204);
+    assert_eq!(gateway.compiled().len(), built_in.len() + 1, "another tenant has them");
+    let mut subscription = of_tenant("Sub1", &["measurements"]);
+    subscription["tidegate"] = json!({"filters": [{"plugin": "by-type", "settings": 1}]});
+    gateway.post("/notification2/subscriptions", &subscription).user(&two, PASSWORD).await.expect(201);
+    gateway.restart().await;
+    assert_eq!(gateway.metric("tidegate_plugin_compilations_total").await, 0.0, "it is still there");
+    let subscriptions = gateway.get("/notification2/subscriptions").user(&two, PASSWORD).await.expect(200).json();
+    let id = subscriptions["subscriptions"][0]["id"].as_str().unwrap();
+    gateway.delete(&format!("/notification2/subscriptions/{id}")).user(&two, PASSWORD).await.expect(204);
+    gateway.delete(&format!("{PATH}/by-type")).user(&two, PASSWORD).await.expect(204);
+    assert_eq!(gateway.compiled(), built_in);
+
+    // With their tenant they go as well.
+    upload(&gateway, "by-type", &wasm).user(&two, PASSWORD).await.expect(201);
+    gateway.delete("/tidegate/v1/tenants/plant2").await.expect(204);
+    assert_eq!(gateway.compiled(), built_in);
 }
 
 #[tokio::test]

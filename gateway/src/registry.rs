@@ -414,6 +414,18 @@ impl Registry {
         };
         let statements = versions.iter().map(delete).collect();
         self.writer.commit(Change { statements, ..Change::default() }).await?;
+        self.let_go(tenant, versions).await
+    }
+
+    /// Lets go of what is kept for versions whose rows are deleted.
+    ///
+    /// # Errors
+    /// When the other rows cannot be read.
+    pub async fn let_go(
+        &self,
+        tenant: &Tenant,
+        versions: impl IntoIterator<Item = &Version>,
+    ) -> Result<(), RegistryError> {
         for row in versions {
             let id = row.id(tenant);
             self.memory().remove(&id);

@@ -97,6 +97,7 @@ pub(super) async fn delete(
     let _held = app.accounts.lock(tenant.clone()).await;
     let _subscribing = app.subscribing.lock().await;
     let statements = tenants(&app).remove(&tenant, purge, app.clock.now_ms()).await?;
+    let plugins = app.registry.list(&tenant).await?;
     app.writer.commit(Change { statements, ..Change::default() }).await?;
     app.auth.remove_tenant(&tenant);
     for route in app.index.list(&tenant, |_| true) {
@@ -105,6 +106,7 @@ pub(super) async fn delete(
     for (_, plugin, _) in app.plugins.quarantine().list(Some(&tenant)) {
         app.plugins.quarantine().lift(&tenant, &plugin);
     }
+    app.registry.let_go(&tenant, plugins.values().flatten()).await?;
     app.pipeline.remove(&tenant);
     Ok(StatusCode::NO_CONTENT.into_response())
 }
