@@ -6,7 +6,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Consumer, Gateway, component, event, eventually, forwarded, measurement, of_tenant, value_of};
+use crate::harness::{
+    Consumer, Gateway, PASSWORD, USER, component, event, eventually, forwarded, measurement, of_tenant, value_of,
+};
 use crate::plugins::faulty;
 
 const TRANSFORM: &str = "fragments-to-copy";
@@ -105,6 +107,11 @@ async fn what_is_held_comes_in_order_once_the_plugin_is_mended() {
     assert!(topic["held"][0]["oldestAgeSeconds"].as_u64().unwrap() < 60, "{topic}");
     assert_eq!(topic["consumers"][0]["messages"], 0, "it is nobody's backlog");
     assert_eq!(scene.gateway.metric("tidegate_messages_held").await, 9.0);
+    let url = format!("http://{}", scene.gateway.addr);
+    let env = [("TIDEGATE_URL", url.as_str()), ("TIDEGATE_USER", USER), ("TIDEGATE_PASSWORD", PASSWORD)];
+    let (_, table, said) = scene.gateway.command(&["topics"], &env, "topics").await;
+    let row: Vec<_> = table.lines().nth(1).unwrap_or(&said).split_whitespace().collect();
+    assert_eq!(row[6..8], ["9", "9"], "all of its messages are held:\n{table}");
     assert_eq!(scene.consumer.frames_until_pong().await, 0);
 
     // Over a restart they are still held.

@@ -146,6 +146,41 @@ async fn a_canary_decides_and_is_compared_until_it_is_taken_back_or_promoted() {
 }
 
 #[tokio::test]
+async fn usage_and_explanations_show_the_canary_beside_the_version_in_force() {
+    let mut scene = Scene::new("threshold", above(50)).await;
+    upload(&scene.gateway, "hot", &component("threshold")).await.expect(201);
+    upload(&scene.gateway, "hot", &component("faulty/wrong-length")).await.expect(201);
+    scene.put(&json!({"plugin": "hot", "version": 2, "settings": above(70), "share": 1})).await.expect(200);
+    scene.measure([40, 60, 80]).await;
+    scene.receives(&[80]).await;
+    let path = |what: &str| format!("/tidegate/v1/subscriptions/{}/{what}", scene.subscription);
+    let usage = scene.gateway.get(&path("usage")).await.expect(200).json();
+    for (share, version, dropped) in [(&usage["plugins"][0], 1, 1), (&usage["canary"], 2, 2)] {
+        let figures = ["version", "messages", "dropped"].map(|name| share[name].as_u64().unwrap());
+        assert_eq!(figures, [version, 3, dropped], "{usage}");
+    }
+    assert_eq!((&usage["canary"]["place"], usage["plugins"].as_array().unwrap().len()), (&json!("filters[0]"), 1));
+
+    let message = json!({"body": measurement(&scene.device, "t", 60)});
+    let explain = async || scene.gateway.post(&path("explain"), &message).await.expect(200).json();
+    let explained = explain().await;
+    let steps = |explained: &Value| {
+        let steps = explained["steps"].as_array().unwrap().iter();
+        steps.map(|step| (step["version"].clone(), step["canary"] == true, step["verdict"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(&explained), [(json!(2), true, json!("drop"))], "{explained}");
+    assert_eq!(explained["outcome"], "dropped");
+    // Where it fails, the version in force decides.
+    scene.put(&json!({"plugin": "hot", "version": 3, "share": 1})).await.expect(200);
+    let explained = explain().await;
+    assert_eq!(steps(&explained), [(json!(3), true, json!("fault")), (json!(1), false, json!("pass"))], "{explained}");
+    assert_eq!(explained["outcome"], "forwarded");
+    scene.gateway.delete(&scene.path()).await.expect(204);
+    assert_eq!(steps(&explain().await), [(json!(1), false, json!("pass"))]);
+    assert!(scene.gateway.get(&path("usage")).await.expect(200).json().get("canary").is_none());
+}
+
+#[tokio::test]
 async fn a_share_of_the_sources_is_always_the_same_and_part_of_a_larger_one() {
     const DEVICES: usize = 40;
     let gateway = Gateway::start().await;

@@ -364,9 +364,9 @@ async fn the_commands_show_and_change_the_same() {
     assert!(done, "{said}");
     let lines: Vec<Vec<&str>> = out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(lines.len(), 3, "{out}");
-    assert_eq!(lines[1][..7], ["pumps", "persistent", "reject", "1", "1", "0", "1"], "{out}");
-    assert_eq!(lines[2][..7], ["x", "persistent", "reject", "1", "0", "0", "0"], "{out}");
-    assert_eq!(lines[1][8..12], ["26214400", "1", "d", "12"], "{out}");
+    assert_eq!(lines[1][..8], ["pumps", "persistent", "reject", "1", "1", "0", "1", "0"], "{out}");
+    assert_eq!(lines[2][..8], ["x", "persistent", "reject", "1", "0", "0", "0", "0"], "{out}");
+    assert_eq!(lines[1][9..13], ["26214400", "1", "d", "12"], "{out}");
     let lengths: Vec<_> = out.lines().map(|line| line.chars().count()).collect();
     assert!(lengths.iter().all(|length| *length == lengths[0]), "{out}");
 

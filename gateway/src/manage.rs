@@ -176,6 +176,7 @@ fn topic_table(topics: &[Value]) -> Vec<String> {
         "CONSUMERS",
         "CLIENTS",
         "MESSAGES",
+        "HELD",
         "BYTES",
         "QUOTA",
         "TTL",
@@ -193,7 +194,7 @@ fn topic_table(topics: &[Value]) -> Vec<String> {
             cell(&policy["onFull"]),
             cell(&topic["subscriptions"]),
         ];
-        row.extend(["consumers", "clients", "messages", "bytes"].map(|name| cell(&figures[name])));
+        row.extend(["consumers", "clients", "messages", "heldMessages", "bytes"].map(|name| cell(&figures[name])));
         row.extend([cell(&policy["quotaBytes"]), age(&policy["ttlSeconds"]), cell(&policy["gapMessages"])]);
         row.extend(["oldestAgeSeconds", "expiresInSeconds"].map(|name| age(&figures[name])));
         row.extend(["rateIn", "rateOut"].map(|name| cell(&figures[name])));

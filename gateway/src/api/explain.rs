@@ -20,7 +20,7 @@ use crate::dispatch;
 use crate::json::Members;
 use crate::message::Message;
 use crate::platform::{TooMany, parse_id};
-use crate::plugin::{Fault, Instance, PluginError, Trial, Verdict};
+use crate::plugin::{Fault, Instance, PluginError, Trial, Verdict, World};
 use crate::samples::{self, Content, Meta, Outcome};
 use crate::subscription::{OnFault, Route};
 use crate::writer::Refused;
@@ -68,6 +68,9 @@ struct Step {
     #[serde(skip_serializing_if = "Option::is_none")]
     version: Option<u32>,
     world: &'static str,
+    /// Whether it decides in the place of the version in force.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    canary: bool,
     #[serde(flatten)]
     outcome: Outcome,
 }
@@ -158,16 +161,18 @@ struct Walk {
 impl Walk {
     /// Asks the plugins until one drops the message, or fails on it and the subscription does not let it pass.
     async fn through(&mut self, app: &App, route: &Route) -> Result<(), ApiError> {
-        for instance in route.filters.iter().chain(&route.transforms) {
-            let trial = trial(app, instance, &self.message).await?;
-            let id = instance.plugin().id();
-            self.steps.push(Step {
-                plugin: id.name.to_string(),
-                version: id.tenant.as_ref().map(|_| id.version),
-                world: instance.plugin().world().name(),
-                outcome: Outcome::of(&trial),
-            });
-            self.outcome = match (trial.outcome, route.subscription.on_fault.unwrap_or_default()) {
+        let all =
+            |world| route.instances(world).iter().enumerate().map(move |(step, instance)| (world, step, instance));
+        for (world, step, instance) in all(World::Filter).chain(all(World::Transform)) {
+            let of_canary = match route.rival(world, step, &self.message.source) {
+                Some(rival) => Some(self.ask(app, &rival.instance, true).await?),
+                None => None,
+            };
+            let answer = match of_canary {
+                Some(Ok(verdict)) => Ok(verdict),
+                Some(Err(_)) | None => self.ask(app, instance, false).await?,
+            };
+            self.outcome = match (answer, route.subscription.on_fault.unwrap_or_default()) {
                 (Ok(Verdict::Pass), _) | (Err(_), OnFault::Pass) => FORWARDED,
                 (Ok(Verdict::Body(body)), _) => {
                     self.message = Arc::new(Message { body, ..(*self.message).clone() });
@@ -183,6 +188,19 @@ impl Walk {
         }
         self.outcome = FORWARDED;
         Ok(())
+    }
+
+    async fn ask(&mut self, app: &App, instance: &Instance, canary: bool) -> Result<Result<Verdict, Fault>, ApiError> {
+        let trial = trial(app, instance, &self.message).await?;
+        let id = instance.plugin().id();
+        self.steps.push(Step {
+            plugin: id.name.to_string(),
+            version: id.tenant.as_ref().map(|_| id.version),
+            world: instance.plugin().world().name(),
+            canary,
+            outcome: Outcome::of(&trial),
+        });
+        Ok(trial.outcome)
     }
 }
 

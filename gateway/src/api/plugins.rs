@@ -193,7 +193,7 @@ async fn let_out(app: &App, tenant: &Tenant, plugins: &[PluginId]) -> Response {
     }))
 }
 
-/// GET of what the plugins of a subscription have made of its messages, in the order in which they are asked.
+/// GET of what the plugins of a subscription have made of its messages, in the order in which they are asked, and its canary.
 pub(super) async fn usage_of_subscription(
     State(app): AppState,
     caller: Caller,
@@ -211,11 +211,16 @@ pub(super) async fn usage_of_subscription(
         }
         share
     };
-    Ok(plain(&json!({
+    let mut body = json!({
         "self": format!("{}/tidegate/v1/subscriptions/{id}/usage", caller.base_url),
         "heldMessages": app.topics.held(&route.topic, route.subscription.id).messages,
         "plugins": route.filters.iter().chain(&route.transforms).map(share).collect::<Vec<_>>(),
-    })))
+    });
+    if let (Some(rival), Some(canary)) = (&route.canary, &route.subscription.canary) {
+        body["canary"] = share(&rival.instance);
+        body["canary"]["place"] = String::from(canary.place).into();
+    }
+    Ok(plain(&body))
 }
 
 /// The tenant of somebody who may see plugins: those who install them, and those who name them in subscriptions.
