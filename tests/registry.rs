@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use crate::harness::{
-    Call, Gateway, PASSWORD, USER, component, filter_with, forwarded, leb, of_tenant, section, value_of, with_length,
+    Call, Gateway, PASSWORD, USER, component, filter_with, forwarded, leb, measurement, of_tenant, section, value_of,
+    with_length,
 };
 use crate::plugins::faulty;
 
@@ -370,6 +371,75 @@ async fn a_gateway_starts_without_a_plugin_that_its_subscriptions_name() {
     let mut consumer = gateway.reconnect("Plain", "subA").await;
     gateway.measure(&plain, "t", 1).await;
     assert_eq!(value_of(&consumer.receive().await.json()), 1);
+}
+
+// After a restore there is no compiled code, and the interpreter of scripts takes seconds to compile.
+#[tokio::test]
+async fn a_start_holds_the_messages_of_plugins_that_are_still_to_be_compiled() {
+    const TOPICS: [&str; 4] = ["Drop", "Pass", "Canary", "Plain"];
+    let mut gateway = Gateway::start().await;
+    for remainder in [1, 0] {
+        let text = format!("(message) => message.body.c8y_Reading.R.value % 2 === {remainder}");
+        let upload = gateway.call("POST", &format!("{PATH}?name=some&world=filter")).body("text/javascript", text);
+        upload.await.expect(201);
+    }
+    let some = |version: u32| json!([{"plugin": "some", "version": version}]);
+    let (device, mut ids) = (gateway.device("pump").await, Vec::new());
+    for (topic, extension) in TOPICS.into_iter().zip([
+        json!({"filters": some(1), "onFault": "drop"}),
+        json!({"filters": some(1), "onFault": "pass"}),
+        json!({"filters": some(1)}),
+        json!({}),
+    ]) {
+        let made = gateway.subscribe(&with(topic, &device, extension)).await;
+        ids.push(made["id"].as_str().unwrap().to_owned());
+        gateway.consumer(topic, "subA").await.close().await;
+    }
+    let canary = format!("/tidegate/v1/subscriptions/{}/canary", ids[2]);
+    gateway.put(&canary, &json!({"plugin": "some", "version": 2, "share": 1})).await.expect(200);
+
+    // Also when it is killed meanwhile.
+    for first in [0, 10] {
+        gateway.kill9();
+        fs::remove_dir_all(gateway.data().join("plugin-cache")).unwrap();
+        gateway.restart_process().await;
+        for value in first..first + 10 {
+            gateway.measure(&device, "t", value).await;
+        }
+        for topic in ["Drop", "Pass", "Canary"] {
+            let topic = gateway.get(&format!("/tidegate/v1/topics/persistent/{topic}")).await.expect(200).json();
+            assert_eq!(topic["figures"]["heldMessages"], first + 10, "nothing is compiled yet: {topic}");
+        }
+        let message = json!({"body": measurement(&device, "t", 0)});
+        let path = format!("/tidegate/v1/subscriptions/{}/explain", ids[0]);
+        let explained = gateway.post(&path, &message).await.expect(200).json();
+        let fault = &explained["steps"][0]["fault"]["kind"];
+        assert_eq!((&explained["outcome"], fault), (&json!("held"), &json!("loading")), "{explained}");
+    }
+    let mut consumers = Vec::new();
+    for topic in TOPICS {
+        consumers.push(gateway.reconnect(topic, "subA").await);
+    }
+    for value in 0..20 {
+        assert_eq!(value_of(&consumers[3].receive().await.json()), value, "others flow");
+    }
+    let expected = |topic: usize, value: &u64| topic == 3 || value % 2 == u64::from(topic < 2);
+    for (topic, consumer) in consumers.iter_mut().enumerate().take(3) {
+        for value in (0..20).filter(|value| expected(topic, value)) {
+            assert_eq!(value_of(&consumer.receive().await.json()), value, "{}", TOPICS[topic]);
+        }
+    }
+    for value in 20..30 {
+        gateway.measure(&device, "t", value).await;
+    }
+    for (topic, consumer) in consumers.iter_mut().enumerate() {
+        for value in (20..30).filter(|value| expected(topic, value)) {
+            assert_eq!(value_of(&consumer.receive().await.json()), value, "{}", TOPICS[topic]);
+        }
+        assert_eq!(consumer.frames_until_pong().await, 0, "{}: nothing comes twice", TOPICS[topic]);
+    }
+    let compared = gateway.get(&canary).await.expect(200).json();
+    assert!(compared.get("rolledBack").is_none() && compared["comparison"]["canary"]["faults"] == 0, "{compared}");
 }
 
 /// A component that holds a core module of so many functions, each of which stirs its parameter so often.

@@ -27,6 +27,7 @@ use crate::dispatch::Epochs;
 use crate::http::{ConnectionLimits, Http};
 use crate::ids::ObjectIds;
 use crate::locks::KeyedLocks;
+use crate::message::Tenant;
 use crate::pipeline::{Pipeline, PipelineLimits};
 use crate::platform::inventory;
 use crate::plugin::compiler::Compiler;
@@ -45,6 +46,8 @@ use crate::writer::{Change, ConsumerLimits, Writer};
 
 /// Bytes of large request bodies that may be in memory at a time, or twice `limits.bulk_bytes` if that is more.
 const BODY_BUDGET: usize = 64 << 20;
+/// How long the start waits for plugins: longer than it takes where none has to be compiled.
+const PLUGINS_WAIT: Duration = Duration::from_secs(1);
 /// How long consumers may take to close when the gateway stops.
 const CONSUMERS_WAIT: Duration = Duration::from_secs(3);
 
@@ -97,7 +100,11 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let url = listeners.url(config.http.public_url.as_deref());
     let base_url = config.http.public_url.as_deref().unwrap_or(&url).trim_end_matches('/').to_owned();
     let ready = listeners.ready();
-    let Gateway { app, mut writer, first_admin } = build(config, &args.data, metrics).await?;
+    let Gateway { app, mut writer, first_admin, waiting } = build(config, &args.data, metrics).await?;
+    let loading = tokio::spawn(api::load_plugins(app.clone(), waiting));
+    if tokio::time::timeout(PLUGINS_WAIT, loading).await.is_err() {
+        tracing::warn!("plugins are still being loaded; messages for them are held until they are");
+    }
     // Told before it is stored, so that a password that nobody has seen does not count.
     greet(&url, &args.data, first_admin.as_ref().and_then(|admin| admin.password.as_deref()))
         .context("standard output cannot be written")?;
@@ -233,6 +240,8 @@ struct Gateway {
     app: Arc<App>,
     writer: tokio::task::JoinHandle<Result<(), crate::store::StoreError>>,
     first_admin: Option<FirstAdmin>,
+    /// Subscriptions whose plugins are still to be loaded.
+    waiting: Vec<(Tenant, u64)>,
 }
 
 /// The administrator that the first start makes.
@@ -278,7 +287,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
     let registry_limits =
         RegistryLimits { versions: config.plugins.versions_per_tenant, bytes: config.plugins.tenant_bytes };
     let registry = Registry::new(readers.clone(), writer.clone(), plugins.clone(), registry_limits);
-    api::load_subscriptions(&readers, &registry, &index).await?;
+    let waiting = api::load_subscriptions(&readers, &registry, &index).await?;
     registry.tidy().await?;
     let users = load_users(&readers).await?;
     let first_admin = if users.is_empty() { Some(first_admin().await?) } else { None };
@@ -352,7 +361,7 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
         body_budget: tokio::sync::Semaphore::new(body_budget / api::SMALL_BODY),
         config,
     };
-    Ok(Gateway { app: Arc::new(app), writer: writing, first_admin })
+    Ok(Gateway { app: Arc::new(app), writer: writing, first_admin, waiting })
 }
 
 /// Loads the plugins, and compiles them at a first start, beside everything else.

@@ -13,7 +13,7 @@ use hyper::http::request::Parts;
 use serde::Serialize;
 use tokio::time::sleep;
 
-use super::subscriptions::{Making, ROLE, missing, still_there, stored};
+use super::subscriptions::{Making, ROLE, Stage, missing, still_there, stored};
 use super::{ApiError, App, AppState, Caller, Names, json_limits, read_body};
 use crate::faults;
 use crate::json::Invalid;
@@ -54,7 +54,7 @@ pub(super) async fn update(
     let request = CanaryRequest::parse(&body, &json_limits(&app.config))?;
     let mut canary = request.of(&before.subscription, app.clock.now_ms())?;
     // Others need not wait until the plugin is loaded.
-    let making = Making { registry: &app.registry, tenant, at_start: false };
+    let making = Making { registry: &app.registry, tenant, stage: Stage::Asked };
     let instance = making.canary(before.subscription.id, &mut canary).await?;
     if before.subscription.at(canary.place) == Some(&canary.named) {
         let text = format!("is what the subscription has at {}", canary.place);

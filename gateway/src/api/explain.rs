@@ -172,15 +172,18 @@ impl Walk {
                 Some(Ok(verdict)) => Ok(verdict),
                 Some(Err(_)) | None => self.ask(app, instance, false).await?,
             };
-            self.outcome = match (answer, route.subscription.on_fault.unwrap_or_default()) {
-                (Ok(Verdict::Pass), _) | (Err(_), OnFault::Pass) => FORWARDED,
-                (Ok(Verdict::Body(body)), _) => {
+            self.outcome = match answer {
+                Ok(Verdict::Pass) => FORWARDED,
+                Ok(Verdict::Body(body)) => {
                     self.message = Arc::new(Message { body, ..(*self.message).clone() });
                     FORWARDED
                 }
-                // Nothing of a non-persistent topic is kept.
-                (Err(_), OnFault::Hold) if !route.topic.non_persistent => "held",
-                (Ok(Verdict::Drop), _) | (Err(_), OnFault::Hold | OnFault::Drop) => "dropped",
+                Ok(Verdict::Drop) => "dropped",
+                Err(fault) => match route.on_fault(&fault) {
+                    OnFault::Pass => FORWARDED,
+                    OnFault::Hold => "held",
+                    OnFault::Drop => "dropped",
+                },
             };
             if self.outcome != FORWARDED {
                 return Ok(());

@@ -57,7 +57,7 @@ pub use error::ApiError;
 pub(crate) use full_topics::watch as watch_full_topics;
 pub(crate) use paths::drop_empty_segments;
 pub use routes::router;
-pub(crate) use subscriptions::load as load_subscriptions;
+pub(crate) use subscriptions::{load as load_subscriptions, load_plugins};
 pub(crate) use tenants::ADMIN;
 pub(crate) use trial::places as places_for_trials;
 

@@ -70,7 +70,7 @@ async fn make(
     check(app, tenant, &subscription)?;
     subscription.id = app.ids.take(1, &app.writer).await?;
     // Others need not wait until plugins are loaded.
-    let route = Making { registry: &app.registry, tenant, at_start: false }.route(subscription).await?;
+    let route = Making { registry: &app.registry, tenant, stage: Stage::Asked }.route(subscription).await?;
     let _subscribing = app.subscribing.lock().await;
     check(app, tenant, &route.subscription)?;
     still_there(&app.registry, tenant, route.subscription.plugins()).await?;
@@ -170,14 +170,52 @@ pub(super) async fn delete_by_query(State(app): AppState, caller: Caller, uri: U
     }
 }
 
-/// Puts all stored subscriptions in force. A plugin that cannot be had any more faults each of its messages.
-pub(crate) async fn load(store: &sqlx::SqlitePool, registry: &Registry, index: &Index) -> anyhow::Result<()> {
+/// Puts all stored subscriptions in force. Returns those whose plugins are still to be loaded.
+pub(crate) async fn load(
+    store: &sqlx::SqlitePool,
+    registry: &Registry,
+    index: &Index,
+) -> anyhow::Result<Vec<(Tenant, u64)>> {
     let rows = sqlx::query("SELECT tenant, body FROM subscription ORDER BY id").fetch_all(store).await?;
+    let mut waiting = Vec::new();
     for row in rows {
         let tenant = Tenant::from(row.try_get::<&str, _>(0)?);
         let subscription: Subscription = serde_json::from_str(row.try_get(1)?)?;
-        let making = Making { registry, tenant: &tenant, at_start: true };
+        if subscription.plugins().next().is_some() {
+            waiting.push((tenant.clone(), subscription.id));
+        }
+        let making = Making { registry, tenant: &tenant, stage: Stage::Starting };
         index.insert(making.route(subscription).await.map_err(|error| anyhow::anyhow!("{error:?}"))?);
+    }
+    Ok(waiting)
+}
+
+/// Loads the plugins that these subscriptions name, one after the other, which takes long where they have to be compiled. What has come
+/// for them meanwhile is judged then. A plugin that cannot be had any more faults each of its messages.
+pub(crate) async fn load_plugins(app: Arc<App>, waiting: Vec<(Tenant, u64)>) {
+    for (tenant, id) in waiting {
+        match app.stopping.run_until_cancelled(equip(&app, &tenant, id)).await {
+            None => return,
+            Some(Ok(())) => {
+                let (pipeline, tenant) = (app.pipeline.clone(), tenant.clone());
+                tokio::spawn(async move { pipeline.release(&tenant, id).await });
+            }
+            Some(Err(error)) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
+        }
+    }
+}
+
+/// Gives a subscription its plugins, between two messages.
+async fn equip(app: &App, tenant: &Tenant, id: u64) -> Result<(), ApiError> {
+    while let Some(waiting) = app.index.get(tenant, id) {
+        let making = Making { registry: &app.registry, tenant, stage: Stage::InForce };
+        let route = making.route(waiting.subscription.clone()).await?;
+        let _subscribing = app.subscribing.lock().await;
+        // What was changed meanwhile is made once more.
+        if app.index.get(tenant, id).is_some_and(|now| Arc::ptr_eq(&now, &waiting)) {
+            app.index.replace(Arc::new(route));
+            return Ok(());
+        }
     }
     Ok(())
 }
@@ -199,8 +237,18 @@ fn render(app: &App, caller: &Caller, subscription: &Subscription) -> String {
 pub(super) struct Making<'a> {
     pub(super) registry: &'a Registry,
     pub(super) tenant: &'a Tenant,
-    /// Then it is as it is: what cannot be had stands in for itself and answers with faults.
-    pub(super) at_start: bool,
+    pub(super) stage: Stage,
+}
+
+/// How far a subscription is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Somebody asks for it, and is told what is wrong with it.
+    Asked,
+    /// It is in force, and the plugins that it names are still to be loaded.
+    Starting,
+    /// It is in force as it is: what cannot be had stands in for itself and answers with faults.
+    InForce,
 }
 
 impl Making<'_> {
@@ -248,7 +296,9 @@ impl Making<'_> {
         for (at, named) in subscription.transforms.iter_mut().enumerate() {
             let field = format!("tidegate.transforms[{at}]");
             transforms.push(if named.plugin == BuiltIn::FragmentsToCopy.name() {
-                if !self.at_start && (named.version.is_some() || named.settings != PluginSettings::default()) {
+                if self.stage == Stage::Asked
+                    && (named.version.is_some() || named.settings != PluginSettings::default())
+                {
                     let text = "stands for 'fragmentsToCopy', and has neither version nor settings of its own";
                     return Err(Invalid::new(&field, text).into());
                 }
@@ -271,9 +321,10 @@ impl Making<'_> {
         subscription: u64,
         field: &str,
     ) -> Result<Instance, ApiError> {
-        let plugin = match self.find(named, field).await {
-            Err(error) if self.at_start => self.stand_in(world, named, &error),
-            found => found?,
+        let plugin = match self.stage {
+            Stage::Starting => Plugin::loading(self.id(named), world),
+            Stage::InForce => self.find(named, field).await.unwrap_or_else(|error| self.stand_in(world, named, &error)),
+            Stage::Asked => self.find(named, field).await?,
         };
         if plugin.world() != world {
             let text = format!("'{}' is a {}, and this takes a {}", named.plugin, plugin.world().name(), world.name());
@@ -290,7 +341,7 @@ impl Making<'_> {
             return Err(Invalid::new(&format!("{field}.plugin"), text).into());
         }
         // What was made without a version, and still has none, is built in.
-        if !(self.at_start && version.is_none()) {
+        if self.stage == Stage::Asked || version.is_some() {
             match self.registry.get(self.tenant, plugin, *version).await {
                 Err(RegistryError::Missing { .. }) => {}
                 found => return Ok(found?),
@@ -309,11 +360,16 @@ impl Making<'_> {
         }
     }
 
-    fn stand_in(&self, world: World, PluginUse { plugin, version, .. }: &PluginUse, error: &ApiError) -> Plugin {
+    fn stand_in(&self, world: World, named: &PluginUse, error: &ApiError) -> Plugin {
+        let PluginUse { plugin, version, .. } = named;
         tracing::error!(tenant = %self.tenant, plugin, version, %error, "a plugin that a subscription names cannot be had");
+        Plugin::unavailable(self.id(named), world, &error.to_string())
+    }
+
+    /// The plugin that a subscription in force names.
+    fn id(&self, PluginUse { plugin, version, .. }: &PluginUse) -> PluginId {
         let tenant = version.map(|_| self.tenant.clone());
-        let id = PluginId { tenant, name: plugin.as_str().into(), version: version.unwrap_or(1) };
-        Plugin::unavailable(id, world, &error.to_string())
+        PluginId { tenant, name: plugin.as_str().into(), version: version.unwrap_or(1) }
     }
 
     /// An instance with the settings of `field`, which is empty where the plugin itself says where they come from.
@@ -326,7 +382,7 @@ impl Making<'_> {
     ) -> Result<Instance, ApiError> {
         let plugins = self.registry.plugins();
         let error = match plugins.configure(self.tenant, plugin, settings, subscription).await {
-            Err(error) if self.at_start => {
+            Err(error) if self.stage != Stage::Asked => {
                 tracing::error!(tenant = %self.tenant, subscription, ?plugin, %error, "a plugin takes its settings no more");
                 let unavailable = Plugin::unavailable(plugin.id().clone(), plugin.world(), &error.to_string());
                 return Ok(plugins.configure(self.tenant, &unavailable, settings, subscription).await?);

@@ -302,7 +302,7 @@ impl Line {
                 routed[at].outcome = match verdict {
                     Ok(true) => Outcome::Passed,
                     Ok(false) => Outcome::Dropped,
-                    Err(_) => self.faulted(&routed[at].route),
+                    Err(fault) => self.faulted(&routed[at].route, &fault),
                 };
                 routed[at].step += usize::from(routed[at].outcome == Outcome::Passed);
             }
@@ -320,19 +320,18 @@ impl Line {
             for (at, body) in members.decide(routed, bodies) {
                 match body {
                     Ok(body) => routed[at].message = Arc::new(Message { body, ..(*routed[at].message).clone() }),
-                    Err(_) => routed[at].outcome = self.faulted(&routed[at].route),
+                    Err(fault) => routed[at].outcome = self.faulted(&routed[at].route, &fault),
                 }
             }
         }
     }
 
     /// What becomes of a message that a plugin of the route failed on. The room of the plugins has told of it.
-    fn faulted(&self, route: &Route) -> Outcome {
-        match route.subscription.on_fault.unwrap_or_default() {
+    fn faulted(&self, route: &Route, fault: &Fault) -> Outcome {
+        match route.on_fault(fault) {
             OnFault::Pass => Outcome::Passed,
-            // Nothing of a non-persistent topic is kept.
-            OnFault::Hold if !route.topic.non_persistent => Outcome::Held,
-            OnFault::Hold | OnFault::Drop => {
+            OnFault::Hold => Outcome::Held,
+            OnFault::Drop => {
                 let hearers = self.topics.get(&route.topic).map_or(0, |topic| topic.hearers());
                 messages_dropped("plugin_fault").increment(hearers as u64);
                 Outcome::Dropped

@@ -336,12 +336,25 @@ pub enum Fault {
     /// The plugin could not be loaded or not be configured; it was not asked.
     #[error("the plugin is unavailable: {0}")]
     Unavailable(Box<str>),
+    /// The gateway has just started, and has not come to this plugin yet; it was not asked.
+    #[error("the plugin is being loaded")]
+    Loading,
 }
 
 impl Fault {
     /// What [`Fault::kind`] may say.
-    pub(crate) const KINDS: [&str; 9] =
-        ["trap", "deadline", "memory", "wrong_length", "output", "refused", "stopped", "quarantined", "unavailable"];
+    pub(crate) const KINDS: [&str; 10] = [
+        "trap",
+        "deadline",
+        "memory",
+        "wrong_length",
+        "output",
+        "refused",
+        "stopped",
+        "quarantined",
+        "unavailable",
+        "loading",
+    ];
 
     /// The kind in metrics.
     #[must_use]
@@ -356,6 +369,7 @@ impl Fault {
             Self::Stopped => "stopped",
             Self::Quarantined(_) => "quarantined",
             Self::Unavailable(_) => "unavailable",
+            Self::Loading => "loading",
         }
     }
 }

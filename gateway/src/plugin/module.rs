@@ -77,8 +77,8 @@ enum Code {
     Transform(TransformPre<Host>),
     /// The script runner, and what it is told to run in which world.
     Script(ScriptRunnerPre<Host>, World, Box<str>),
-    /// It could not be loaded, for this reason.
-    None(World, Box<str>),
+    /// There is none, and so it answers this.
+    None(World, Fault),
 }
 
 impl World {
@@ -160,7 +160,13 @@ impl Plugin {
     /// A plugin that could not be loaded. Whatever it is asked, it answers [`Fault::Unavailable`].
     #[must_use]
     pub fn unavailable(id: PluginId, world: World, reason: &str) -> Self {
-        Self::with(id, Code::None(world, reason.into()), false, 0)
+        Self::with(id, Code::None(world, Fault::Unavailable(reason.into())), false, 0)
+    }
+
+    /// A plugin that is still to be loaded. Whatever it is asked, it answers [`Fault::Loading`].
+    #[must_use]
+    pub fn loading(id: PluginId, world: World) -> Self {
+        Self::with(id, Code::None(world, Fault::Loading), false, 0)
     }
 
     fn with(id: PluginId, code: Code, imports: bool, lines: u32) -> Self {
@@ -211,13 +217,9 @@ impl Plugin {
     }
 
     /// Why it is asked nothing, if so.
-    pub(super) fn blocked(&self) -> Option<Fault> {
-        self.missing().map(|reason| Fault::Unavailable(reason.into()))
-    }
-
-    fn missing(&self) -> Option<&str> {
+    pub(super) fn blocked(&self) -> Option<&Fault> {
         match &self.0.code {
-            Code::None(_, reason) => Some(reason),
+            Code::None(_, fault) => Some(fault),
             Code::Filter(_) | Code::Transform(_) | Code::Script(..) => None,
         }
     }
@@ -225,7 +227,7 @@ impl Plugin {
 
 impl PartialEq for Plugin {
     fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || (self.id(), self.missing()) == (other.id(), other.missing())
+        Arc::ptr_eq(&self.0, &other.0) || (self.id(), self.blocked()) == (other.id(), other.blocked())
     }
 }
 
@@ -250,7 +252,7 @@ impl Loaded {
             Code::Filter(pre) => Ok(Store::new(pre.engine(), host)),
             Code::Transform(pre) => Ok(Store::new(pre.engine(), host)),
             Code::Script(pre, ..) => Ok(Store::new(pre.engine(), host)),
-            Code::None(_, reason) => Err(Fault::Unavailable(reason.clone())),
+            Code::None(_, fault) => Err(fault.clone()),
         }
     }
 
@@ -287,7 +289,7 @@ impl Loaded {
                 let stateful = runner.tidegate_script_runner_scripting().call_configure(store, text, settings)?;
                 stateful.map(|stateful| Guest::script(runner, *world, stateful))
             }
-            Code::None(_, reason) => wasmtime::bail!("{reason}"),
+            Code::None(_, fault) => wasmtime::bail!("{fault}"),
         })
     }
 

@@ -229,7 +229,7 @@ impl Pool {
 
     /// What an instance answers without being asked, if so.
     pub(super) fn blocked(&self, instance: &Instance) -> Option<Fault> {
-        instance.plugin().blocked().or_else(|| self.quarantine().blocks(instance))
+        instance.plugin().blocked().cloned().or_else(|| self.quarantine().blocks(instance))
     }
 
     pub(super) fn quarantine(&self) -> &Quarantine {
@@ -454,7 +454,9 @@ impl Shared {
     fn failed(&self, instance: &Instance, fault: &Fault) {
         let is_to_blame = match fault {
             Fault::Trap(_) | Fault::Memory | Fault::WrongLength { .. } | Fault::Output(_) | Fault::Deadline => true,
-            Fault::Refused(_) | Fault::Stopped | Fault::Quarantined(_) | Fault::Unavailable(_) => false,
+            Fault::Refused(_) | Fault::Stopped | Fault::Quarantined(_) | Fault::Unavailable(_) | Fault::Loading => {
+                false
+            }
         };
         if matches!(fault, Fault::Deadline | Fault::Memory) {
             instance.0.account.takes_all(instance.0.hash);

@@ -241,7 +241,8 @@ impl Rival {
 
 impl Figures {
     fn compare<T: Clone + Into<Verdict>>(&mut self, current: &Judged<T>, canary: &Judged<T>) {
-        if [current, canary].iter().any(|(answer, _)| matches!(answer, Err(Fault::Stopped))) {
+        let was_asked = |(answer, _): &Judged<T>| !matches!(answer, Err(Fault::Stopped | Fault::Loading));
+        if !(was_asked(current) && was_asked(canary)) {
             return;
         }
         self.messages += 1;
@@ -313,6 +314,7 @@ mod tests {
         }
         figures.compare(&(Err(Fault::Stopped), MS), &(Ok(true), MS));
         figures.compare(&(Ok(true), MS), &(Err(Fault::Stopped), MS));
+        figures.compare(&(Ok(true), MS), &(Err(Fault::Loading), MS));
         let expected = Figures {
             messages: 9,
             equal: 2,

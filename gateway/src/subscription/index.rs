@@ -5,11 +5,11 @@ use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::canary::{Canary, Place, Rival, RolledBack};
-use super::model::Subscription;
+use super::model::{OnFault, Subscription};
 use crate::backlog::TopicKey;
 use crate::consumer::slot;
 use crate::message::{Api, Message, SourceId, Tenant};
-use crate::plugin::{Instance, PluginId, World};
+use crate::plugin::{Fault, Instance, PluginId, World};
 
 /// A subscription in force: where its messages go, and which plugins they pass.
 #[derive(Debug)]
@@ -41,6 +41,21 @@ impl Route {
     pub fn rival(&self, world: World, step: usize, source: &SourceId) -> Option<&Rival> {
         let rival = self.canary.as_ref().filter(|rival| (rival.world, rival.step) == (world, step))?;
         rival.takes(slot(source)).then_some(rival)
+    }
+
+    /// What becomes of a message that one of its plugins fails on so.
+    #[must_use]
+    pub fn on_fault(&self, fault: &Fault) -> OnFault {
+        let wanted = match fault {
+            // That is the gateway's own doing, and soon over.
+            Fault::Loading => OnFault::Hold,
+            _ => self.subscription.on_fault.unwrap_or_default(),
+        };
+        match wanted {
+            // Nothing of a non-persistent topic is kept.
+            OnFault::Hold if self.topic.non_persistent => OnFault::Drop,
+            wanted => wanted,
+        }
     }
 
     fn runs(&self, plugin: &PluginId) -> bool {
