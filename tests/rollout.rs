@@ -305,6 +305,33 @@ async fn a_promotion_delivers_what_the_old_version_held() {
     .await;
 }
 
+// A transform that is too generous faults on what is held as on what comes.
+#[tokio::test]
+async fn a_version_that_makes_what_is_held_too_large_holds_it() {
+    let gateway = Gateway::with("[limits]\nframe_bytes = 2000\n").await;
+    let device = gateway.device("pump").await;
+    for text in ["() => { throw new Error('broken') }", "() => 'x'.repeat(2000)", "(message) => message"] {
+        let script = gateway.call("POST", &format!("{PATH}?name=mine&world=transform"));
+        script.body("text/javascript", text.to_owned()).await.expect(201);
+    }
+    let mut wanted = forwarded("Sub1", &device);
+    wanted["tidegate"] = json!({"transforms": [{"plugin": "mine", "version": 1}]});
+    let subscription = gateway.subscribe(&wanted).await["id"].as_str().unwrap().to_owned();
+    let mut scene = Scene { device, subscription, consumer: gateway.consumer("Sub1", "subA").await, gateway };
+    scene.measure(0..3).await;
+    for (version, held, faults) in [(2, json!(3), Some(1)), (3, json!(0), None)] {
+        scene.put(&json!({"plugin": "mine", "version": version, "share": 1})).await.expect(200);
+        scene.promote().await.expect(204);
+        scene.gateway.call("POST", &format!("{PATH}/mine/release")).await.expect(200);
+        let path = format!("/tidegate/v1/subscriptions/{}/usage", scene.subscription);
+        let usage = scene.gateway.get(&path).await.expect(200).json();
+        assert_eq!((&usage["plugins"][0]["version"], &usage["heldMessages"]), (&json!(version), &held), "{usage}");
+        assert!(usage["plugins"][0]["faults"]["output"].as_u64() >= faults, "{usage}");
+    }
+    scene.receives(&[0, 1, 2]).await;
+    assert!(scene.gateway.stderr().contains("(limits.frame_bytes)"), "{}", scene.gateway.stderr());
+}
+
 // The database was changed by other means.
 #[tokio::test]
 async fn a_version_that_is_lost_is_rolled_away_from() {

@@ -114,6 +114,65 @@ async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
     assert!(gateway.stderr().contains("that is bad"), "{}", gateway.stderr());
 }
 
+// `limits.frame_bytes`: the body fits into `plugins.output_bytes`, but not as Base64 into a notification. Producers and other
+// subscriptions have nothing to do with it.
+#[tokio::test]
+async fn what_a_transform_makes_too_large_is_a_fault_of_that_message_alone() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let text = "(message) => message.type === 'bad' ? new Uint8Array(800000).fill(200) : message";
+    upload(&gateway, "mine&world=transform", text).await.expect(201);
+    gateway.subscribe(&forwarded("Plain", &device)).await;
+    let mut consumers = vec![gateway.consumer("Plain", "subA").await];
+    let mut made = Vec::new();
+    for (topic, on_fault) in [("Hold", "hold"), ("Drop", "drop"), ("Pass", "pass")] {
+        let extension = json!({"transforms": [{"plugin": "mine"}], "onFault": on_fault});
+        made.push(gateway.subscribe(&with(topic, &device, extension)).await["id"].as_str().unwrap().to_owned());
+        consumers.push(gateway.consumer(topic, "subA").await);
+    }
+    let all = [("t", 0), ("bad", 1), ("t", 2)].map(|(kind, value)| measurement(&device, kind, value));
+    gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);
+    for (consumer, values) in consumers.iter_mut().zip([&[0, 1, 2][..], &[0], &[0, 2], &[0, 1, 2]]) {
+        for value in values {
+            assert_eq!(value_of(&consumer.receive().await.json()), *value, "of {values:?}");
+        }
+        assert_eq!(consumer.frames_until_pong().await, 0, "{values:?} is all");
+    }
+    let shown = gateway.get(&format!("{PATH}/mine/versions/1")).await.expect(200).json();
+    let faults = &shown["usage"]["faults"]["output"];
+    assert!(faults.as_u64() >= Some(3), "once each, and each time that the held one is tried again: {shown}");
+    for (id, outcome) in made.iter().zip(["held", "dropped", "forwarded"]) {
+        let subscription = format!("/tidegate/v1/subscriptions/{id}");
+        let usage = gateway.get(&format!("{subscription}/usage")).await.expect(200).json();
+        assert!(usage["plugins"][0]["faults"]["output"].as_u64() >= Some(1), "{usage}");
+        let message = json!({"body": measurement(&device, "bad", 3)});
+        let explained = gateway.post(&format!("{subscription}/explain"), &message).await.expect(200).json();
+        let reason = explained["steps"][0]["fault"]["reason"].as_str().unwrap_or_default();
+        let too_large = reason.starts_with("the plugin returned a body that makes a notification of 10667")
+            && reason.ends_with(" bytes, of at most 1048576 (limits.frame_bytes)");
+        assert!(too_large && explained["outcome"] == outcome, "{explained}");
+    }
+    assert!(gateway.stderr().contains("(limits.frame_bytes)"), "{}", gateway.stderr());
+}
+
+// What the transform leaves as it is, is the producer's.
+#[tokio::test]
+async fn a_message_that_is_too_large_by_itself_is_413_with_a_transform_as_without() {
+    let gateway = Gateway::with("[limits]\nframe_bytes = 2000\n").await;
+    let device = gateway.device("pump").await;
+    upload(&gateway, "mine&world=transform", "(m) => m.type === 'less' ? 'less' : m").await.expect(201);
+    gateway.subscribe(&with("Sub1", &device, json!({"transforms": [{"plugin": "mine"}], "onFault": "drop"}))).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    let large = |kind: &str| {
+        let mut large = measurement(&device, kind, 1);
+        large["c8y_Text"] = json!("x".repeat(2000));
+        large
+    };
+    gateway.post_measurement(&large("t")).await.error(413, "2000");
+    gateway.post_measurement(&large("less")).await.expect(201);
+    assert_eq!(consumer.receive().await.body, "less");
+}
+
 // Both share an instance, and its calls; what these cost is told of each.
 #[tokio::test]
 async fn what_plugins_use_is_told_by_subscription() {

@@ -42,6 +42,15 @@ pub fn stored_form(message: &Message, kind: &str, body: &[u8]) -> Bytes {
     }
 }
 
+/// Bytes of the frame that `message` makes with this body, under the longest type that it may go by.
+#[must_use]
+pub fn frame_bytes(message: &Message, body: &[u8]) -> usize {
+    let kind = message.api.with_children().unwrap_or(message.api.as_str());
+    let encoded = || BASE64.len() + 1 + base64::encoded_len(body.len(), true).unwrap_or(usize::MAX / 2);
+    let body = str::from_utf8(body).map_or_else(|_| encoded(), str::len);
+    HEADER_BYTES + stored_form(message, kind, b"").len() + body
+}
+
 /// What a stored form was made of, and the type that stands in it; `None` if the disk has spoilt it.
 #[must_use]
 pub fn original(tenant: &Tenant, stored: &Bytes, held: &Held) -> Option<(Message, &'static str)> {
@@ -249,6 +258,7 @@ mod tests {
             (b"", "", "", text),
         ] {
             let stored = stored_form(&message, "measurements", body);
+            assert_eq!(frame_bytes(&message, body), stored.len() + HEADER_BYTES, "{body:?}");
             assert_eq!(stored, format!("/edge/measurements/1001\nCREATE\n{header}\n{sent}"));
             let notification = Notification::of(&stored);
             assert_eq!(

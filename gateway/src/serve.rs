@@ -366,20 +366,20 @@ async fn build(config: Config, data: &Path, metrics: telemetry::Metrics) -> anyh
 
 /// Loads the plugins, and compiles them at a first start, beside everything else.
 fn start_plugins(config: &Config, data: &Path) -> tokio::task::JoinHandle<anyhow::Result<Plugins>> {
-    let settings = config.plugins.clone();
+    let (limits, builtin_dir) = (plugin_limits(config), config.plugins.builtin_dir.clone());
     let cache = data.join("plugin-cache");
     tokio::task::spawn_blocking(move || {
-        let limits = plugin_limits(&settings);
-        if let Some(dir) = settings.builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {
+        if let Some(dir) = builtin_dir.as_deref().filter(|dir| !dir.is_dir()) {
             bail!("plugins.builtin_dir: {} is not a directory", dir.display());
         }
         let compiler = Compiler::Child(own_program().context("the gateway's own program was not found")?);
-        Ok(Plugins::start(&limits, &compiler, &cache, settings.builtin_dir.as_deref())?)
+        Ok(Plugins::start(&limits, &compiler, &cache, builtin_dir.as_deref())?)
     })
 }
 
 /// What the configuration allows plugins.
-pub(crate) fn plugin_limits(settings: &config::Plugins) -> PluginLimits {
+pub(crate) fn plugin_limits(config: &Config) -> PluginLimits {
+    let settings = &config.plugins;
     PluginLimits {
         engine: settings.engine,
         memory_bytes: settings.memory_bytes,
@@ -387,6 +387,7 @@ pub(crate) fn plugin_limits(settings: &config::Plugins) -> PluginLimits {
         stack_bytes: settings.stack_bytes,
         call_ms: settings.call_ms,
         output_bytes: settings.output_bytes,
+        frame_bytes: config.limits.frame_bytes,
         copy_bytes: settings.copy_bytes,
         instances: settings.instances,
         idle_seconds: settings.idle_seconds,

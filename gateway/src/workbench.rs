@@ -145,7 +145,7 @@ impl Bench {
             Some(cache) => (cache, None),
             None => TempDir::new().map(|dir| (dir.path().to_owned(), Some(dir)))?,
         };
-        let limits = PluginLimits { log_lines: u32::MAX, ..plugin_limits(&config.plugins) };
+        let limits = PluginLimits { log_lines: u32::MAX, ..plugin_limits(&config) };
         let compiler = Compiler::Child(own_program().context("this program was not found")?);
         let builtin_dir = config.plugins.builtin_dir.clone();
         let start = move || Plugins::start(&limits, &compiler, &cache, builtin_dir.as_deref());

@@ -338,7 +338,9 @@ impl Topic {
     /// Bytes of the longest message that waits; 0 where none does.
     #[must_use]
     pub fn longest(&self) -> usize {
-        self.log().entries.iter().map(|entry| entry.len as usize).max().unwrap_or_default()
+        let log = self.log();
+        let lengths = log.entries.iter().map(|entry| entry.len).chain(log.held.iter().map(|waiter| waiter.len));
+        lengths.max().unwrap_or_default() as usize
     }
 
     /// What identifies the topic.

@@ -101,21 +101,16 @@ impl Line {
         self.judge(&mut routed).await;
         self.shape(&mut routed).await;
         faults::point("release-judged");
-        let mut too_large = None;
         for Routed { request, original, message, kind, outcome, .. } in routed {
             let slot = consumer::slot(&original.source);
+            // What came before a lower limit on frames goes all the same: consumers can do with what waits.
             let body = (outcome == Outcome::Passed).then(|| dispatch::stored_form(&message, kind, &message.body));
-            let fits = body.as_ref().map_or(Ok(()), |body| self.check_frame(topic.key(), body));
-            if outcome == Outcome::Held || fits.is_err() {
+            if outcome == Outcome::Held {
                 // What follows in its line is judged again, after it.
                 lines.remove(&slot);
-                too_large = fits.err().or(too_large);
             } else if lines.contains(&slot) {
                 releases.push(Release { id: ids[request], body });
             }
-        }
-        if let Some(error) = too_large {
-            tracing::warn!(%error, "a held message stays held");
         }
         let passed = releases.iter().filter(|release| release.body.is_some()).count();
         let dropped = releases.len() - passed;

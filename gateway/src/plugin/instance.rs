@@ -19,8 +19,8 @@ use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut};
 use super::pointer::{Found, Pointers};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
-use crate::json;
 use crate::message::Message;
+use crate::{dispatch, json};
 
 const COMPONENT_HANDLES: usize = 1000;
 /// Pointers that a filter may have extracted from each message.
@@ -40,7 +40,7 @@ pub(super) struct Live {
     store: Store<Host>,
     guest: Guest,
     imports: bool,
-    output_bytes: usize,
+    most: Most,
     /// When the last call ended.
     pub(super) used: Instant,
     _counted: Counted,
@@ -51,6 +51,13 @@ pub(super) enum Guest {
     Transform(Transform, transforming::Interest),
     /// Runs a script.
     Script(ScriptRunner, World, State),
+}
+
+/// How large what a transform returns may be.
+#[derive(Clone, Copy)]
+struct Most {
+    body_bytes: usize,
+    frame_bytes: usize,
 }
 
 /// Counts the live instances of the process.
@@ -96,7 +103,8 @@ impl Live {
         };
         guest.check()?;
         let (used, _counted) = (Instant::now(), Counted::new(count));
-        Ok(Self { store, guest, imports: loaded.imports, output_bytes: limits.output_bytes, used, _counted })
+        let most = Most { body_bytes: limits.output_bytes, frame_bytes: limits.frame_bytes };
+        Ok(Self { store, guest, imports: loaded.imports, most, used, _counted })
     }
 
     /// What it has said of itself.
@@ -251,7 +259,7 @@ impl Work for Shape {
         let (transform, interest) = match &live.guest {
             Guest::Transform(transform, interest) => (transform, interest),
             Guest::Script(runner, World::Transform, _) => {
-                return shape_by_script(runner, &mut live.store, messages, live.output_bytes);
+                return shape_by_script(runner, &mut live.store, messages, live.most);
             }
             _ => return Err(Fault::Refused("it is no transform".into())),
         };
@@ -269,8 +277,8 @@ impl Work for Shape {
             .zip(messages)
             .map(|(body, message)| match body {
                 Ok(NewBody::Unchanged) => Ok(message.body.clone()),
-                Ok(NewBody::Bytes(body)) => checked(body, live.output_bytes),
-                Ok(NewBody::Text(body)) => checked(body.into_bytes(), live.output_bytes),
+                Ok(NewBody::Bytes(body)) => checked(body, message, live.most),
+                Ok(NewBody::Text(body)) => checked(body.into_bytes(), message, live.most),
                 Err(text) => Err(refused(&text)),
             })
             .collect())
@@ -298,15 +306,15 @@ fn shape_by_script(
     runner: &ScriptRunner,
     store: &mut Store<Host>,
     messages: &[Arc<Message>],
-    output_bytes: usize,
+    most: Most,
 ) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
     let bodies =
         Columns::of(messages).handed(|batch| runner.tidegate_script_runner_scripting().call_shape(&mut *store, batch));
     let bodies = one_each(bodies.map_err(|error| fault(store, &error))?, messages)?;
     let body = |(body, message): (Shaped, &Arc<Message>)| match body {
         Shaped::Unchanged => Ok(message.body.clone()),
-        Shaped::Bytes(body) => checked(body, output_bytes),
-        Shaped::Text(body) => checked(body.into_bytes(), output_bytes),
+        Shaped::Bytes(body) => checked(body, message, most),
+        Shaped::Text(body) => checked(body.into_bytes(), message, most),
         Shaped::Fault(text) => Err(refused(&text)),
     };
     Ok(bodies.into_iter().zip(messages).map(body).collect())
@@ -393,20 +401,30 @@ fn value<'a>(found: &'a Found<'_>) -> ValueParam<'a> {
     }
 }
 
-/// A body as it goes on. JSON is put on one line, since clients that read frames by lines would break it; everything else stays as
-/// it is.
-fn checked(body: Vec<u8>, limit: usize) -> Result<Bytes, Fault> {
-    if body.len() > limit {
-        return Err(Fault::Output("a body that is too long".into()));
-    }
+/// A body as it goes on, if it may.
+fn checked(body: Vec<u8>, message: &Message, most: Most) -> Result<Bytes, Fault> {
+    let check = |what, bytes, limit, key| {
+        let too_long = || Fault::Output(format!("{what} of {bytes} bytes, of at most {limit} ({key})").into());
+        (bytes <= limit).then_some(()).ok_or_else(too_long)
+    };
+    check("a body", body.len(), most.body_bytes, "plugins.output_bytes")?;
+    let body = on_one_line(body);
+    // Whoever sent the message is not to blame for what the transform makes of it.
+    let frame_bytes = dispatch::frame_bytes(message, &body);
+    check("a body that makes a notification", frame_bytes, most.frame_bytes, "limits.frame_bytes")?;
+    Ok(body)
+}
+
+/// JSON is put on one line, since clients that read frames by lines would break it; everything else stays as it is.
+fn on_one_line(body: Vec<u8>) -> Bytes {
     // Without a way out of the loop it is done many bytes at a time.
     let plain = body.iter().fold(true, |plain, byte| plain & (b' '..=b'~').contains(byte));
     if !plain && let Ok(json) = serde_json::from_slice::<&RawValue>(&body) {
         let mut line = Vec::with_capacity(body.len());
         json::one_line(json.get(), &mut line);
-        return Ok(line.into());
+        return line.into();
     }
-    Ok(body.into())
+    body.into()
 }
 
 /// Gives the next call `time`.
@@ -445,12 +463,12 @@ fn fault(store: &Store<Host>, error: &wasmtime::Error) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
     use super::*;
     use crate::message::{Action, Api};
 
-    #[test]
-    fn a_plugin_sees_what_it_reads_and_the_message_has() {
-        let mut message = Message {
+    fn message() -> Message {
+        Message {
             tenant: "t1".into(),
             api: Api::Measurements,
             action: Action::Create,
@@ -458,7 +476,12 @@ mod tests {
             kind: Some("a".into()),
             time: "2026-11-30T00:00:00Z".into(),
             body: Bytes::from_static(b"{}"),
-        };
+        }
+    }
+
+    #[test]
+    fn a_plugin_sees_what_it_reads_and_the_message_has() {
+        let mut message = message();
         let seen = |message: &Message, fields| {
             let Meta { tenant, api, source, type_, action, time } = meta(message, fields);
             [tenant, api, source, type_, action, time].map(|text| text.map(str::to_owned))
@@ -494,7 +517,6 @@ mod tests {
 
     #[test]
     fn json_goes_on_one_line_and_everything_else_as_it_is() {
-        let check = |body: &[u8]| checked(body.to_vec(), 20);
         for (body, expected) in [
             (&b"{\"a\":1}"[..], &b"{\"a\":1}"[..]),
             (b"{\n \"a\":\r\n\t1.50\n}\n", b"{\"a\":1.50}"),
@@ -505,9 +527,23 @@ mod tests {
             (b"\xff\n\n\0", b"\xff\n\n\0"),
             (b"", b""),
         ] {
-            assert_eq!(check(body).as_deref(), Ok(expected), "{body:?}");
+            assert_eq!(on_one_line(body.to_vec()), expected, "{body:?}");
         }
+    }
+
+    #[test]
+    fn a_body_is_as_long_as_it_may_be_by_itself_and_in_its_frame() {
+        let message = message();
+        let most = Most { body_bytes: 20, frame_bytes: dispatch::frame_bytes(&message, &[0xff; 18]) };
+        let check = |body: &[u8]| checked(body.to_vec(), &message, most).map_err(|fault| fault.to_string());
         assert!(check(&[b'x'; 20]).is_ok());
-        assert_eq!(check(&[b'x'; 21]), Err(Fault::Output("a body that is too long".into())));
+        let too_long = "the plugin returned a body of 21 bytes, of at most 20 (plugins.output_bytes)";
+        assert_eq!(check(&[b'x'; 21]).unwrap_err(), too_long);
+        // It would go as Base64.
+        assert!(check(&[0xff; 18]).is_ok());
+        let found = check(&[0xff; 19]).unwrap_err();
+        let most = most.frame_bytes;
+        let too_large = format!("makes a notification of {} bytes, of at most {most} (limits.frame_bytes)", most + 4);
+        assert!(found.ends_with(&too_large), "{found}");
     }
 }

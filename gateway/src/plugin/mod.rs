@@ -65,6 +65,8 @@ pub struct PluginLimits {
     pub call_ms: u64,
     /// Bytes of one body that a transform returns; more is [`Fault::Output`].
     pub output_bytes: usize,
+    /// Bytes of the frame that it makes; more is [`Fault::Output`].
+    pub frame_bytes: usize,
     /// Bytes that one call may make the gateway copy out of a guest; more is [`Fault::Output`].
     pub copy_bytes: usize,
     /// Bytes of settings text; more is refused with [`PluginError::Settings`].
@@ -102,6 +104,7 @@ impl Default for PluginLimits {
             stack_bytes: 256 << 10,
             call_ms: 100,
             output_bytes: 1 << 20,
+            frame_bytes: 1 << 20,
             copy_bytes: 4 << 20,
             settings_bytes: 32 << 10,
             core_instances: 20,
@@ -707,8 +710,8 @@ impl Plugins {
         known.into_iter().map(|known| known.or_else(|| asked.next()).unwrap_or_default()).collect()
     }
 
-    /// A new body for each message of each batch, in their order, at most `output_bytes` long: whatever the transform makes, but
-    /// JSON on one line.
+    /// A new body for each message of each batch, in their order, at most `output_bytes` long and in a frame of at most `frame_bytes`:
+    /// whatever the transform makes, but JSON on one line. Bodies that it leaves as they are may be longer.
     /// The instances must be of transforms.
     pub async fn shape(&self, batches: Vec<(Instance, Vec<Arc<Message>>)>) -> Vec<Answered<Bytes>> {
         self.0.pool.run::<Shape>(batches).await

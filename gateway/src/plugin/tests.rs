@@ -356,7 +356,7 @@ async fn a_body_has_a_limit() {
     let batch = [10, 100].map(|length| message("", &format!(r#"{{"f":"{}"}}"#, "x".repeat(length))));
     let answers = shape(&plugins, &transform, batch.to_vec()).await;
     assert!(answers[0].is_ok());
-    assert_eq!(answers[1], Err(Fault::Output("a body that is too long".into())));
+    assert_eq!(answers[1], Err(Fault::Output("a body of 108 bytes, of at most 64 (plugins.output_bytes)".into())));
 }
 
 #[tokio::test]
