@@ -719,6 +719,38 @@ async fn settings_of_32_kib_are_the_longest() {
 }
 
 // "delete during use": refused while a subscription names it; whoever made the subscription at the same time has the plugin.
+// `plugins.instances`: who has more than there is room for loses of their own.
+#[tokio::test]
+async fn many_instances_of_one_tenant_take_no_state_of_another() {
+    let workers = std::thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
+    let gateway = Gateway::with(&format!("[plugins]\ninstances = {}\n", 4 * workers)).await;
+    let attacker = Tenant::attacker(&gateway).await;
+    // The first message of each source, and then none for long.
+    let first = |number: usize| json!({"filters": [{"plugin": "sampling", "settings": {"every": 1000 + number}}]});
+    let device = gateway.device("pump").await;
+    let mut subscription = forwarded("Sub1", &device);
+    subscription["tidegate"] = first(0);
+    gateway.subscribe(&subscription).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    gateway.measure(&device, "t", 0).await;
+    let mut devices = Vec::new();
+    for number in 0..12 * workers {
+        let topic = format!("Topic{number}");
+        devices.push(attacker.device(&topic, first(number)).await);
+        attacker.consumer(&topic).await.close().await;
+    }
+    for device in &devices {
+        attacker.measure(device, 0).await;
+    }
+    for value in 1..4 {
+        gateway.measure(&device, "t", value).await;
+    }
+    assert_eq!(value_of(&consumer.receive().await.json()), 0);
+    assert_eq!(consumer.frames_until_pong().await, 0, "it knows that it has passed one");
+    assert!(gateway.metric("tidegate_plugin_state_lost_total").await > 0.0, "of the attacker");
+    assert!(gateway.metric("tidegate_plugin_instances").await <= (4 * workers) as f64);
+}
+
 #[tokio::test]
 async fn plugins_come_and_go_while_messages_pass_them() {
     let gateway = Gateway::start().await;

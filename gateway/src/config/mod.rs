@@ -249,7 +249,7 @@ pub struct Plugins {
     pub output_bytes: usize,
     /// Bytes that a call may make the gateway copy out of a plugin; more are a fault.
     pub copy_bytes: usize,
-    /// Instances over all subscriptions; past it the longest unused one goes.
+    /// Instances over all subscriptions; past it the longest unused one of the tenant that has most goes.
     pub instances: usize,
     /// Seconds after which an unused instance goes.
     pub idle_seconds: u64,

@@ -1,5 +1,7 @@
-//! The live instances of one thread. Those that keep state are the last to go.
+//! The live instances of one thread. When there are too many, the tenant that has most of them gives one up, of those that keep state
+//! the last.
 
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use metrics::{Counter, counter};
 use super::Instance;
 use super::instance::Live;
 
-/// At most so many, the least recently used ones first to go.
+/// At most so many; of a tenant, the least recently used ones go first.
 pub(super) struct Lives {
     stateless: LruCache<Instance, Live>,
     stateful: LruCache<Instance, Live>,
@@ -33,8 +35,25 @@ impl Lives {
     /// Puts it back, or a new one in.
     pub(super) fn put(&mut self, instance: &Instance, live: Live) {
         self.of(instance).push(instance.clone(), live);
-        if self.stateless.len() + self.stateful.len() > self.bound && self.stateless.pop_lru().is_none() {
-            self.stateful.pop_lru();
+        if self.stateless.len() + self.stateful.len() > self.bound {
+            self.evict();
+        }
+    }
+
+    /// Who has many takes nothing from who has few.
+    fn evict(&mut self) {
+        let all = || self.stateless.iter().chain(&self.stateful).map(|(instance, _)| instance.tenant());
+        let mut counts = HashMap::new();
+        all().for_each(|tenant| *counts.entry(tenant).or_default() += 1);
+        let most: usize = counts.values().copied().max().unwrap_or_default();
+        let oldest = |lives: &LruCache<Instance, Live>| {
+            let mut instances = lives.iter().rev().map(|(instance, _)| instance);
+            instances.find(|instance| counts[instance.tenant()] == most).cloned()
+        };
+        if let Some(instance) = oldest(&self.stateless) {
+            self.stateless.pop(&instance);
+        } else if let Some(instance) = oldest(&self.stateful) {
+            self.stateful.pop(&instance);
             state_lost("eviction").increment(1);
         }
     }

@@ -84,8 +84,8 @@ pub struct PluginLimits {
     pub quarantine_faults: u32,
     /// See `quarantine_faults`.
     pub quarantine_seconds: u64,
-    /// Live instances in the process, about 100 KiB each; at the limit the least recently used one is dropped, to be made
-    /// anew when it is needed.
+    /// Live instances in the process, about 100 KiB each; at the limit the least recently used one of the tenant that has most is
+    /// dropped, to be made anew when it is needed.
     pub instances: usize,
     /// Seconds after which an unused live instance is dropped.
     pub idle_seconds: u64,

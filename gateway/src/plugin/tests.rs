@@ -683,6 +683,26 @@ async fn what_keeps_state_goes_last() {
 }
 
 #[tokio::test]
+async fn a_tenant_with_many_instances_takes_none_from_one_with_few() {
+    let workers = std::thread::available_parallelism().map_or(1, |cores| (cores.get() - 1).max(1));
+    let plugins = start_with(&PluginLimits { instances: 4 * workers, ..quick() }, FILTER, "keeper");
+    let modest = keeper(&plugins, 1).await;
+    assert_eq!(judge(&plugins, &modest, vec![from_source("x", "")]).await, [Ok(true)]);
+    let greedy = Tenant::from("t2");
+    let mut all = Vec::new();
+    for subscription in 2..12 * workers as u64 {
+        let filter = plugins.configure(&greedy, plugins.built_in(FILTER), "", subscription).await.unwrap();
+        assert_eq!(judge(&plugins, &filter, vec![from_source("x", "")]).await, [Ok(true)]);
+        all.push(filter);
+        assert!(plugins.live_instances() <= 4 * workers);
+    }
+    assert_eq!(judge(&plugins, &modest, vec![from_source("x", "")]).await, [Ok(false)], "it was not pushed out");
+    let kept = judge(&plugins, all.last().unwrap(), vec![from_source("x", "")]).await;
+    assert_eq!(kept, [Ok(false)], "nor was what the other has used last");
+    assert_eq!(judge(&plugins, &all[0], vec![from_source("x", "")]).await, [Ok(true)], "that one was");
+}
+
+#[tokio::test]
 async fn who_never_ends_when_configured_holds_nobody_up() {
     let plugins = start_with(&PluginLimits { call_ms: 300, ..quick() }, FILTER, "keeper");
     let sound = instance(&plugins, TRANSFORM, r#"["f"]"#).await;
