@@ -155,6 +155,40 @@ async fn what_a_transform_makes_too_large_is_a_fault_of_that_message_alone() {
     assert!(gateway.stderr().contains("(limits.frame_bytes)"), "{}", gateway.stderr());
 }
 
+// `plugins.configure_ms`: to compile the script takes longer than `plugins.call_ms`, here by far.
+#[tokio::test]
+async fn a_script_that_is_slow_to_compile_is_there_after_a_restart_as_before() {
+    const ROOMY: &str = "[plugins]\nconfigure_ms = 30000\nretry_seconds = 1\n";
+    let mut gateway = Gateway::with(ROOMY).await;
+    let (device, other) = (gateway.device("pump").await, gateway.device("other").await);
+    let text = "let n = 0;\nfor (let i = 0; i < 5_000_000; i++) n += i;\nexport default (message) => n > 0";
+    upload(&gateway, "mine&world=filter", text).await.expect(201);
+    for (topic, source, on_fault) in [("Drop", &device, "drop"), ("Hold", &other, "hold")] {
+        let extension = json!({"filters": [{"plugin": "mine"}], "onFault": on_fault});
+        gateway.subscribe(&with(topic, source, extension)).await;
+        gateway.consumer(topic, "subA").await.close().await;
+    }
+    gateway.measure(&device, "t", 1).await;
+    gateway.restart().await;
+    gateway.measure(&device, "t", 2).await;
+    let mut consumer = gateway.reconnect("Drop", "subA").await;
+    for value in [1, 2] {
+        assert_eq!(value_of(&consumer.receive().await.json()), value);
+    }
+    assert_eq!(gateway.metric("tidegate_plugin_faults_total").await, 0.0, "{}", gateway.stderr());
+
+    // With less time it faults, and is well again with more.
+    std::fs::write(gateway.path("config.toml"), "[plugins]\nconfigure_ms = 1\n").unwrap();
+    gateway.restart().await;
+    gateway.measure(&other, "t", 3).await;
+    let usage = &gateway.get(&format!("{PATH}/mine/versions/1")).await.expect(200).json()["usage"];
+    assert!(usage["faults"]["deadline"].as_u64() >= Some(1), "{usage}");
+    upload(&gateway, "mine&world=filter", text).await.error(422, "longer than it may while the script was compiled");
+    std::fs::write(gateway.path("config.toml"), ROOMY).unwrap();
+    gateway.restart().await;
+    assert_eq!(value_of(&gateway.reconnect("Hold", "subA").await.receive().await.json()), 3);
+}
+
 // What the transform leaves as it is, is the producer's.
 #[tokio::test]
 async fn a_message_that_is_too_large_by_itself_is_413_with_a_transform_as_without() {

@@ -337,7 +337,7 @@ impl Registry {
             return Ok(plugin);
         }
         let body = self.body(tenant, &row).await?;
-        let plugin = self.plugins.load(id, source(row.language, Some(row.world), &body)?).await?;
+        let plugin = self.plugins.load_again(id, source(row.language, Some(row.world), &body)?).await?;
         self.remember(&plugin);
         Ok(plugin)
     }

@@ -386,6 +386,7 @@ pub(crate) fn plugin_limits(config: &Config) -> PluginLimits {
         script_memory_bytes: settings.script_memory_bytes,
         stack_bytes: settings.stack_bytes,
         call_ms: settings.call_ms,
+        configure_ms: settings.configure_ms,
         output_bytes: settings.output_bytes,
         frame_bytes: config.limits.frame_bytes,
         copy_bytes: settings.copy_bytes,

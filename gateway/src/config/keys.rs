@@ -96,6 +96,7 @@ pub(super) const KEYS: &[(&str, Kind)] = &[
     ("plugins.script_memory_bytes", Kind::Number(64 * KIB..=GIB)),
     ("plugins.stack_bytes", Kind::Number(16 * KIB..=8 * MIB)),
     ("plugins.call_ms", Kind::Number(1..=60_000)),
+    ("plugins.configure_ms", Kind::Number(1..=60_000)),
     ("plugins.output_bytes", Kind::Number(1..=256 * MIB)),
     ("plugins.copy_bytes", Kind::Number(1..=256 * MIB)),
     ("plugins.instances", Kind::Number(1..=10_000)),

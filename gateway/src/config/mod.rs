@@ -245,6 +245,8 @@ pub struct Plugins {
     pub stack_bytes: usize,
     /// Milliseconds of processor time of a call; past it the call is a fault.
     pub call_ms: u64,
+    /// The same of the start and the configuration of an instance; never less than `call_ms`.
+    pub configure_ms: u64,
     /// Bytes of one body that a transform returns; more are a fault of that message.
     pub output_bytes: usize,
     /// Bytes that a call may make the gateway copy out of a plugin; more are a fault.
@@ -461,6 +463,7 @@ impl Default for Plugins {
             script_memory_bytes: 32 * MIB,
             stack_bytes: 256 * KIB,
             call_ms: 50,
+            configure_ms: 1000,
             output_bytes: MIB,
             copy_bytes: 4 * MIB,
             instances: 256,

@@ -16,7 +16,7 @@ use super::bindings::script::exports::tidegate::script_runner::scripting::{self,
 use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
-use super::host::{Batch, Budget, Host, cut};
+use super::host::{Batch, Budget, Host, cut, processor_time};
 use super::pointer::{Found, Pointers};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::message::Message;
@@ -41,6 +41,7 @@ pub(super) struct Live {
     guest: Guest,
     imports: bool,
     most: Most,
+    slow: bool,
     /// When the last call ended.
     pub(super) used: Instant,
     _counted: Counted,
@@ -95,6 +96,7 @@ impl Live {
             None => Err(Trap::Interrupt.into()),
         });
         // Instantiating runs guest code, so the deadline comes first.
+        let started = processor_time();
         allow(&mut store, time);
         let guest = match loaded.configure(&mut store, instance.settings()) {
             Ok(Ok(guest)) => guest,
@@ -102,9 +104,11 @@ impl Live {
             Err(error) => return Err(fault(&store, &error)),
         };
         guest.check()?;
+        // Twice as long may pass the next time.
+        let slow = processor_time().saturating_sub(started) > limits.call() / 2;
         let (used, _counted) = (Instant::now(), Counted::new(count));
         let most = Most { body_bytes: limits.output_bytes, frame_bytes: limits.frame_bytes };
-        Ok(Self { store, guest, imports: loaded.imports, most, used, _counted })
+        Ok(Self { store, guest, imports: loaded.imports, most, slow, used, _counted })
     }
 
     /// What it has said of itself.
@@ -112,6 +116,7 @@ impl Live {
         Traits {
             kind_decides: matches!(&self.guest, Guest::Filter(_, interest, _) if !self.imports && names_kinds_alone(interest)),
             keeps_state: self.guest.state() == State::PerSource,
+            slow: self.slow,
         }
     }
 
@@ -159,6 +164,8 @@ pub(super) struct Traits {
     pub(super) kind_decides: bool,
     /// Whether it keeps something for each source.
     pub(super) keeps_state: bool,
+    /// Whether to configure it takes longer than a call may.
+    pub(super) slow: bool,
 }
 
 fn names_kinds_alone(interest: &filtering::Interest) -> bool {

@@ -37,7 +37,7 @@ use tokio::sync::OnceCell;
 
 pub use self::cache::digest;
 use self::compiler::Compiler;
-use self::instance::{Judge, Live, Shape};
+use self::instance::{Judge, Live, Shape, Traits};
 use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, WeakPlugin, World};
@@ -61,8 +61,10 @@ pub struct PluginLimits {
     /// Bytes of stack that a call may use; more is [`Fault::Trap`].
     pub stack_bytes: usize,
     /// Milliseconds of processor time that a call may take, kept to within some 10 ms; more is [`Fault::Deadline`]. A failed batch
-    /// is run again message by message, for four times this long in all, by the wall clock.
+    /// is run again message by message, each for as long.
     pub call_ms: u64,
+    /// The same for the start and the configuration of an instance, if it is more.
+    pub configure_ms: u64,
     /// Bytes of one body that a transform returns; more is [`Fault::Output`].
     pub output_bytes: usize,
     /// Bytes of the frame that it makes; more is [`Fault::Output`].
@@ -103,6 +105,7 @@ impl Default for PluginLimits {
             script_memory_bytes: 32 << 20,
             stack_bytes: 256 << 10,
             call_ms: 100,
+            configure_ms: 1000,
             output_bytes: 1 << 20,
             frame_bytes: 1 << 20,
             copy_bytes: 4 << 20,
@@ -124,6 +127,10 @@ impl Default for PluginLimits {
 impl PluginLimits {
     fn call(&self) -> Duration {
         Duration::from_millis(self.call_ms)
+    }
+
+    fn configure(&self) -> Duration {
+        Duration::from_millis(self.configure_ms.max(self.call_ms))
     }
 
     fn idle(&self) -> Duration {
@@ -218,6 +225,8 @@ struct Key {
     own: Account,
     /// Whether API, action and type of a message decide over the verdict.
     kind_decides: bool,
+    /// Whether to configure it takes longer than a call may.
+    slow: bool,
 }
 
 impl Instance {
@@ -277,6 +286,7 @@ impl Key {
             account: plugin.0.account(tenant),
             own: Account::default(),
             kind_decides: false,
+            slow: false,
         }
     }
 }
@@ -310,7 +320,7 @@ pub enum Fault {
     /// The guest's code failed.
     #[error("the plugin failed: {0}")]
     Trap(Box<str>),
-    /// It took longer than `call_ms`, or the whole batch longer than four times that.
+    /// It took longer than `call_ms`, or than `configure_ms` to be configured.
     #[error("the plugin took longer than it may")]
     Deadline,
     /// It asked for more than `memory_bytes`.
@@ -578,6 +588,15 @@ impl Plugins {
     /// # Errors
     /// [`PluginError::Component`] with what the author has to change; [`PluginError::Fault`] if the gateway is stopping.
     pub async fn load(&self, id: PluginId, source: Source<'_>) -> Result<Plugin, PluginError> {
+        let plugin = self.load_again(id, source).await?;
+        if plugin.0.is_script() { self.check_script(plugin).await } else { Ok(plugin) }
+    }
+
+    /// [`Plugins::load`] of what was sound before.
+    ///
+    /// # Errors
+    /// Those of [`Plugins::load`].
+    pub async fn load_again(&self, id: PluginId, source: Source<'_>) -> Result<Plugin, PluginError> {
         let unusable = |reason| Err(PluginError::Component { plugin: id.clone(), reason });
         let limit = self.0.component_bytes;
         match source {
@@ -588,10 +607,7 @@ impl Plugins {
             Source::Script { text, .. } if text.len() > SCRIPT_BYTES => {
                 unusable(format!("the script is longer than {SCRIPT_BYTES} bytes"))
             }
-            Source::Script { world, text } => {
-                let plugin = self.0.loader.load_script(id, world, text).await?;
-                self.check_script(plugin).await
-            }
+            Source::Script { world, text } => self.0.loader.load_script(id, world, text).await,
         }
     }
 
@@ -640,9 +656,10 @@ impl Plugins {
             return Ok(candidate);
         }
         let traits = self.0.pool.configure(&candidate).await.map_err(|fault| refused(plugin, fault))?;
-        let owner = traits.keeps_state.then_some(subscription);
+        let Traits { kind_decides, keeps_state, slow } = traits;
+        let owner = keeps_state.then_some(subscription);
         let key = Key::new(&self.0.hasher, tenant, plugin, settings, owner);
-        Ok(Instance(Arc::new(Key { kind_decides: traits.kind_decides, ..key })))
+        Ok(Instance(Arc::new(Key { kind_decides, slow, ..key })))
     }
 
     /// An instance on the trial lane, for samples. Nothing live is touched.
@@ -742,7 +759,7 @@ impl Plugins {
     }
 
     /// Ends the threads after the calls that they are at; what is not judged by then is answered with [`Fault::Stopped`].
-    /// Blocks for about `call_ms` at most.
+    /// Blocks for about `call_ms` at most, or `configure_ms` where an instance is being configured.
     pub fn stop(&self) {
         self.0.loader.stop();
         self.0.pool.stop();

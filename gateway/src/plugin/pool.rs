@@ -81,7 +81,8 @@ enum Order {
 /// The worker threads.
 pub(super) struct Pool {
     shared: Arc<Shared>,
-    /// The last one is for those who have taken all the time or memory that they may: who does so again holds up nobody else.
+    /// The last one is for those who have taken all the time or memory that they may, or take long to be configured: who does so
+    /// again holds up nobody else.
     lanes: Vec<Lane>,
     /// Where settings and samples are tried, so that who never ends there holds nobody up that judges.
     trials: Lane,
@@ -220,7 +221,7 @@ impl Pool {
 
     fn lane(&self, instance: &Instance) -> usize {
         let last = self.lanes.len() - 1;
-        if instance.has_taken_all() {
+        if instance.0.slow || instance.has_taken_all() {
             return last;
         }
         // The upper half: the worker's own map uses the lower one.
@@ -364,10 +365,15 @@ impl Shared {
 
     /// A new instance, which has accepted its settings.
     fn configure(&self, instance: &Instance) -> Result<Live, Fault> {
-        self.instantiate(instance, self.limits.call()).inspect_err(|fault| match fault {
+        self.instantiate(instance, self.limits.configure()).inspect_err(|fault| match fault {
             Fault::Refused(_) => {} // the user's mistake, not the plugin's
             fault => self.report(instance, fault),
         })
+    }
+
+    /// How long an instance may take to be made where the messages are.
+    fn making(&self, instance: &Instance) -> Duration {
+        if instance.0.slow { self.limits.configure() } else { self.limits.call() }
     }
 
     /// One message through the instance, and what is left of that.
@@ -375,7 +381,7 @@ impl Shared {
         let started = processor_time();
         let mut memory_bytes = 0;
         let call = || {
-            let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.call()), Ok)?;
+            let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.configure()), Ok)?;
             let answers = live.call::<W>(&Batch::new(&Arc::new(vec![message]), 0..1), self.limits.call());
             memory_bytes = live.memory_bytes();
             let answer = answers?.into_iter().next().expect("invariant: one answer for each message");
@@ -435,7 +441,7 @@ impl Shared {
             return Err(fault);
         }
         instance.0.account.called();
-        let made = live.take().map_or_else(|| self.instantiate(instance, self.limits.call()), Ok);
+        let made = live.take().map_or_else(|| self.instantiate(instance, self.making(instance)), Ok);
         let answered = made.and_then(|mut current| {
             let answers = current.call::<W>(batch, self.limits.call());
             instance.0.account.held(current.memory_bytes());

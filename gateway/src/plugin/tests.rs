@@ -1040,6 +1040,27 @@ async fn what_a_sandbox_lacks_harms_no_script() {
     assert_eq!(verdict(&plugins, "() => { for (;;); }", "null", "{}").await, Err(Fault::Deadline));
 }
 
+/// Takes some tenths of a second to be compiled, and no time to be called.
+const SLOW: &str = "let n = 0;\nfor (let i = 0; i < 5_000_000; i++) n += i;\nexport default () => true;";
+
+#[tokio::test]
+async fn who_takes_long_to_be_configured_may_and_holds_up_nobody() {
+    let plugins = start(&PluginLimits { configure_ms: 30_000, ..quick() });
+    let slow = script(&plugins, World::Filter, SLOW).await.unwrap();
+    let slow = configure(&plugins, &slow, "null").await;
+    let sound = instance(&plugins, TRANSFORM, r#"["f"]"#).await;
+    assert!(shape(&plugins, &sound, messages(1)).await[0].is_ok());
+    let judged = async { (judge(&plugins, &slow, messages(1)).await, Instant::now()) };
+    let shaped = async { (shape(&plugins, &sound, messages(1)).await, Instant::now()) };
+    let ((judged, late), (shaped, soon)) = tokio::join!(judged, shaped);
+    assert!(judged == [Ok(true)] && shaped[0].is_ok(), "{judged:?}");
+    assert!(soon < late, "asked after it, answered before it");
+    assert_eq!(plugins.usage(&"t1".into(), slow.plugin().id()).faults, [0; Fault::KINDS.len()]);
+    let hasty = start(&PluginLimits { configure_ms: 1, ..quick() });
+    let refused = script(&hasty, World::Filter, SLOW).await.unwrap_err();
+    assert!(refused.contains("longer than it may while the script was compiled"), "{refused}");
+}
+
 #[tokio::test]
 async fn scripts_have_a_limit_of_their_own_on_memory() {
     // Some 12 MB.
