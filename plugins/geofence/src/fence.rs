@@ -60,7 +60,8 @@ impl Fence {
                 }
                 Ok(Self::polygon(vertices))
             }
-            _ => Err("either `circle` or `polygon` is needed".to_owned()),
+            (Some(_), Some(_)) => Err("only one of `circle` and `polygon` may be set".to_owned()),
+            (None, None) => Err("either `circle` or `polygon` is needed".to_owned()),
         }
     }
 

@@ -41,7 +41,8 @@ impl Sampling {
             (None, Some(share @ 0.0..=1.0)) => Ok(Self::Share(share)),
             (Some(_), None) => Err("`every` must be at least 1".to_owned()),
             (None, Some(_)) => Err("`share` must be from 0 to 1".to_owned()),
-            _ => Err("either `every` or `share` is needed".to_owned()),
+            (Some(_), Some(_)) => Err("only one of `every` and `share` may be set".to_owned()),
+            (None, None) => Err("either `every` or `share` is needed".to_owned()),
         }
     }
 

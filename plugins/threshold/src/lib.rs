@@ -70,7 +70,8 @@ impl Threshold {
         let limit = match (settings.above, settings.below) {
             (Some(limit), None) => Limit::Above(limit),
             (None, Some(limit)) => Limit::Below(limit),
-            _ => return Err("either `above` or `below` is needed".to_owned()),
+            (Some(_), Some(_)) => return Err("only one of `above` and `below` may be set".to_owned()),
+            (None, None) => return Err("either `above` or `below` is needed".to_owned()),
         };
         if settings.hysteresis < 0.0 {
             return Err("`hysteresis` must not be negative".to_owned());
