@@ -82,6 +82,8 @@ async fn it_creates_the_subscription_and_a_second_time_says_that_it_exists() {
     let list = gateway.get("/notification2/subscriptions").await.expect(200).json();
     let made = &list["subscriptions"][0];
     assert_eq!((&made["context"], &made["source"]["id"]), (&json!("mo"), &json!(device)));
+    let said = format!("subscription Sub1 created, with the id {}\n", made["id"].as_str().unwrap());
+    assert!(program.stderr().contains(&said), "{}", program.stderr());
     assert_eq!(made["subscriptionFilter"], json!({"apis": ["measurements"], "typeFilter": "'t' or 'u'"}));
     assert_eq!(made["fragmentsToCopy"], json!(["c8y_Reading", "c8y_Other"]));
     gateway.measure(&device, "v", 1).await;

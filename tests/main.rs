@@ -41,6 +41,7 @@ mod startup;
 mod storage;
 mod subscriptions;
 mod tenants;
+mod terminal;
 mod tls;
 mod tokens;
 mod topics;

@@ -315,7 +315,7 @@ async fn a_tenant_keeps_so_many_versions_and_bytes() {
     upload(&gateway, "one", &wasm).await.error(422, "at most 2 versions of plugins (plugins.versions_per_tenant)");
     gateway.delete(&format!("{PATH}/two")).await.expect(204);
     upload(&gateway, "two", &vec![b'x'; 69_999]).await.error(422, "plugins.tenant_bytes");
-    upload(&gateway, "two", &vec![b'x'; 70_001]).await.error(413, "at most 70000 bytes");
+    upload(&gateway, "two", &vec![b'x'; 70_001]).await.error(413, "at most 70000 bytes (plugins.max_bytes).");
     upload(&gateway, "two", &wasm).await.expect(201);
     let keeper = gateway.tenant("plant1").await;
     upload(&gateway, "one", &wasm).user(&keeper, PASSWORD).await.expect(201);
@@ -513,7 +513,7 @@ async fn settings_that_never_end_hold_up_no_other_tenant() {
 
 #[tokio::test]
 async fn plugins_are_managed_from_the_terminal() {
-    let gateway = Gateway::start().await;
+    let gateway = Gateway::with("[plugins]\nmax_bytes = 3000000\n").await;
     let file = |name: &str| gateway.path(name);
     let wasm = component("type-filter");
     fs::write(file("hot_pumps.wasm"), &wasm).unwrap();
@@ -536,6 +536,29 @@ async fn plugins_are_managed_from_the_terminal() {
     assert!(done && fs::read(file("hot-pumps.wasm")).unwrap() == wasm, "{error}");
     let (done, _, error) = run("download hot-pumps").await;
     assert!(!done && error.contains("exists already"), "{error}");
+    assert!(run("upload hot_pumps.wasm").await.0);
+    let (_, out, error) = run("show hot-pumps --version latest").await;
+    assert!(out.contains("version: 2\n"), "{out}{error}");
+    assert!(run("download hot-pumps --version latest --out newest.wasm").await.0);
+    assert!(fs::read(file("newest.wasm")).unwrap() == wasm);
+    for (arguments, text) in [
+        ("show hot-pumps --version new", "a version is a number from 1 on, or 'latest'"),
+        ("download threshold", "'threshold' is built in, and has no versions."),
+        ("show none --version latest", "There is no plugin 'none'."),
+    ] {
+        let (done, _, error) = run(arguments).await;
+        assert!(!done && error.contains(text), "{arguments}: {error}");
+    }
+    fs::write(file("hot.js"), "(message) => true").unwrap();
+    let (done, _, error) = run("upload hot.js").await;
+    assert!(!done && error.contains("--world must say whether the script is a filter or a transform"), "{error}");
+    assert!(run("delete hot-pumps --version latest").await.0);
+    fs::write(file("large.wasm"), vec![0; 40_000_000]).unwrap();
+    // The answer is there before the gateway stops reading, and often before all is written.
+    for _ in 0..5 {
+        let (done, _, error) = run("upload large.wasm").await;
+        assert!(!done && error.ends_with("at most 3000000 bytes (plugins.max_bytes).\n"), "{error}");
+    }
     assert!(run("delete hot-pumps --version 1").await.0);
     let (done, _, error) = run("show hot-pumps").await;
     assert!(!done && error.contains("There is no plugin 'hot-pumps'."), "{error}");

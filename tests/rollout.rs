@@ -458,7 +458,8 @@ async fn versions_are_rolled_from_the_terminal() {
         scene.gateway.command(&arguments, &env, "plugin").await
     };
     let (done, out, error) = run("roll", &["hot", "2", "--share", "0.1"]).await;
-    assert!(done && out.contains("version: 2\n") && out.contains("share: 0.1\n"), "{out}{error}");
+    let line = format!("subscription {} tries hot 2 on a share of 0.1 (else hot 1)\n", scene.subscription);
+    assert!(done && out == line, "{out}{error}");
     let (done, out, error) = run("canary", &["--json"]).await;
     assert!(done && out.contains("\"share\":0.1"), "{out}{error}");
     assert!(run("rollback", &[]).await.0);
@@ -473,7 +474,9 @@ async fn versions_are_rolled_from_the_terminal() {
     let (done, _, error) = run("promote", &[]).await;
     assert!(!done && error.contains("has no canary"), "{error}");
     // Without a share it is done at once.
-    assert!(run("roll", &["hot", "1"]).await.0);
+    let line = format!("subscription {} uses hot 1 (was hot 2)\n", scene.subscription);
+    let (done, out, error) = run("roll", &["hot", "1"]).await;
+    assert!(done && out == line, "{out}{error}");
     assert_eq!(scene.filter().await["version"], 1);
     scene.gateway.get(&scene.path()).await.error(404, "has no canary");
 }

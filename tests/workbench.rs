@@ -75,6 +75,7 @@ fn the_terminal_is_told_what_is_wrong() {
         (&["try", "mine.wasm", "--world", "transform"], "type-filter", "the component is for the world 'filter'"),
         (&["try", "input"], "type-filter", "The plugin cannot be used: it is no WebAssembly component"),
         (&["try", "none.wasm"], "type-filter", "none.wasm cannot be read"),
+        (&["check", "script.js"], "type-filter", "--world must say whether the script is a filter or a transform"),
         (&["check", "mine.wasm", "--settings", "{}"], "fragments-to-copy", "settings: fragmentsToCopy: "),
     ] {
         let (done, _, error) = plugin(arguments, component, "{}\n");

@@ -365,8 +365,19 @@ impl Password {
     }
 }
 
+/// Whoever read standard output has seen enough, as in `… | head -1`: no reason to say anything.
+#[derive(Debug, thiserror::Error)]
+#[error("nobody reads standard output any more")]
+pub struct NobodyReads;
+
 /// Writes lines to standard output.
+///
+/// # Errors
+/// [`NobodyReads`], and what else keeps it from being written.
 pub(crate) fn print(lines: &[impl std::fmt::Display]) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    lines.iter().try_for_each(|line| writeln!(out, "{line}")).context("standard output cannot be written")
+    match lines.iter().try_for_each(|line| writeln!(out, "{line}")) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(NobodyReads.into()),
+        written => written.context("standard output cannot be written"),
+    }
 }

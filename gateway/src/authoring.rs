@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use clap::{Args, Subcommand};
 use hyper::Method;
@@ -14,12 +14,15 @@ use crate::admin::print;
 use crate::api::path_segment;
 use crate::client::{Client, ClientArgs};
 use crate::manage::{cell, table, text};
+use crate::plugin::World;
 use crate::registry::Language;
 use crate::rollout::{self, RolloutCommand};
 use crate::scaffold::{self, NewArgs};
 use crate::workbench::{self, CheckArgs, TryArgs};
 
 const PLUGINS: &str = "/tidegate/v1/plugins";
+/// The newest version of a plugin, and a plugin that is built in.
+pub(crate) const LATEST: &str = "latest";
 
 /// `tidegate plugin`
 #[derive(Args, Debug)]
@@ -43,9 +46,9 @@ enum PluginCommand {
     Show {
         /// The plugin
         name: String,
-        /// Only this version
-        #[arg(long, value_name = "N")]
-        version: Option<u32>,
+        /// Only this version, or `latest`
+        #[arg(long, value_name = "N", value_parser = version)]
+        version: Option<String>,
     },
     /// Uploads a component, or a script if the file ends in .js, as the next version of a plugin
     Upload {
@@ -55,8 +58,8 @@ enum PluginCommand {
         #[arg(long)]
         name: Option<String>,
         /// What a script is for: filter or transform; a component says so itself
-        #[arg(long)]
-        world: Option<String>,
+        #[arg(long, value_enum)]
+        world: Option<World>,
         /// JSON that the plugin has to accept as settings
         #[arg(long, value_name = "JSON")]
         settings: Option<String>,
@@ -65,9 +68,9 @@ enum PluginCommand {
     Download {
         /// The plugin
         name: String,
-        /// Which version (default: the newest)
-        #[arg(long, value_name = "N")]
-        version: Option<u32>,
+        /// Which version
+        #[arg(long, value_name = "N", value_parser = version, default_value = LATEST)]
+        version: String,
         /// The file, which must not exist (default: the name of the plugin, with .wasm or .js)
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
@@ -76,9 +79,9 @@ enum PluginCommand {
     Release {
         /// The plugin
         name: String,
-        /// Only this version
-        #[arg(long, value_name = "N")]
-        version: Option<u32>,
+        /// Only this version, or `latest`
+        #[arg(long, value_name = "N", value_parser = version)]
+        version: Option<String>,
     },
     /// Runs messages from standard input through a plugin, here and without a gateway
     Try(TryArgs),
@@ -88,9 +91,9 @@ enum PluginCommand {
     Delete {
         /// The plugin
         name: String,
-        /// Only this version
-        #[arg(long, value_name = "N")]
-        version: Option<u32>,
+        /// Only this version, or `latest`
+        #[arg(long, value_name = "N", value_parser = version)]
+        version: Option<String>,
     },
     #[command(flatten)]
     Rollout(RolloutCommand),
@@ -118,7 +121,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             show(plugin, rows)
         }
         PluginCommand::Show { name, version } => {
-            let version = client()?.get(&path(&name, version)).await?;
+            let version = client()?.get(&path(&name, version.as_deref())).await?;
             let rows = lines(&version);
             show(version, rows)
         }
@@ -127,9 +130,9 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             let rows = lines(&version);
             show(version, rows)
         }
-        PluginCommand::Download { name, version, out } => download(&client()?, &name, version, out).await,
+        PluginCommand::Download { name, version, out } => download(&client()?, &name, &version, out).await,
         PluginCommand::Release { name, version } => {
-            let path = format!("{}/release", path(&name, version));
+            let path = format!("{}/release", path(&name, version.as_deref()));
             let released = client()?.upload(&path, "application/json", Bytes::new()).await?;
             let rows = lines(&released);
             show(released, rows)
@@ -140,19 +143,25 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             let rows = lines(&found);
             show(found, rows)
         }
-        PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version)).await?),
+        PluginCommand::Delete { name, version } => Ok(client()?.delete(&path(&name, version.as_deref())).await?),
         PluginCommand::Rollout(command) => match rollout::run(&client()?, command).await? {
-            Some(canary) => {
-                let rows = lines(&canary);
-                show(canary, rows)
-            }
+            Some((canary, rows)) => show(canary, rows),
             None => Ok(()),
         },
     }
 }
 
+/// A version as it stands in paths: a number, or [`LATEST`].
+pub(crate) fn version(text: &str) -> Result<String, &'static str> {
+    match text.parse::<u32>() {
+        Ok(number @ 1..) => Ok(number.to_string()),
+        _ if text == LATEST => Ok(text.to_owned()),
+        _ => Err("a version is a number from 1 on, or 'latest'"),
+    }
+}
+
 /// Where a plugin, or a version of it, is found.
-fn path(name: &str, version: Option<u32>) -> String {
+pub(crate) fn path(name: &str, version: Option<&str>) -> String {
     let version = version.map(|version| format!("/versions/{version}")).unwrap_or_default();
     format!("{PLUGINS}/{}{version}", path_segment(name))
 }
@@ -161,11 +170,13 @@ async fn upload(
     client: &Client,
     file: &Path,
     name: Option<String>,
-    world: Option<String>,
+    world: Option<World>,
     settings: Option<String>,
 ) -> anyhow::Result<Value> {
+    check_world(file, world)?;
     let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let stem = || file.file_stem().unwrap_or_default().to_string_lossy().replace('_', "-");
+    let world = world.map(|world| world.name().to_owned());
     let query = [("name", Some(name.unwrap_or_else(stem))), ("world", world), ("settings", settings)];
     let query = query.into_iter().filter_map(|(name, value)| Some((name, value?)));
     let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
@@ -180,43 +191,57 @@ pub(crate) fn language(file: &Path) -> Language {
     }
 }
 
-async fn download(client: &Client, name: &str, version: Option<u32>, out: Option<PathBuf>) -> anyhow::Result<()> {
-    let version = match version {
-        Some(_) => client.get(&path(name, version)).await?,
-        None => {
-            let plugin = client.get(&path(name, None)).await?;
-            let newest = plugin["versions"].as_array().and_then(|versions| versions.last()).cloned();
-            newest.with_context(|| format!("'{name}' is built in, and has no versions"))?
-        }
-    };
-    let number = version["version"].as_u64().and_then(|number| u32::try_from(number).ok());
+/// Nothing in a script says what it is for.
+pub(crate) fn check_world(file: &Path, world: Option<World>) -> anyhow::Result<()> {
+    let known = world.is_some() || language(file) == Language::Wasm;
+    ensure!(known, "--world must say whether the script is a filter or a transform");
+    Ok(())
+}
+
+async fn download(client: &Client, name: &str, version: &str, out: Option<PathBuf>) -> anyhow::Result<()> {
+    let version = client.get(&path(name, Some(version))).await?;
     let extension = if text(&version["language"]) == Language::JavaScript.name() { "js" } else { "wasm" };
     let out = out.unwrap_or_else(|| format!("{name}.{extension}").into());
     if out.exists() {
         bail!("{} exists already, and is left as it is", out.display());
     }
     let mut body = Vec::new();
-    client.download(Method::GET, &format!("{}/wasm", path(name, number)), &mut body).await?;
+    // By its number, since another one may be the latest by now.
+    let path = format!("{}/wasm", path(name, Some(&cell(&version["version"]))));
+    client.download(Method::GET, &path, &mut body).await?;
     let written = File::create_new(&out).and_then(|mut file| file.write_all(&body));
     written.with_context(|| format!("{} cannot be written", out.display()))
 }
 
 /// A line for each version; built-in plugins have none.
 fn plugin_table(plugins: &[Value]) -> Vec<String> {
-    const HEAD: &[&str] = &["PLUGIN", "WORLD", "VERSION", "LANGUAGE", "BYTES", "SUBSCRIPTIONS", "AUTHOR", "CREATED"];
+    const HEAD: &[&str] = &[
+        "PLUGIN",
+        "WORLD",
+        "VERSION",
+        "LANGUAGE",
+        "BYTES",
+        "SUBSCRIPTIONS",
+        "HELD",
+        "AUTHOR",
+        "CREATED",
+        "IN QUARANTINE",
+    ];
     let rows = plugins.iter().flat_map(|plugin| {
         let versions = plugin["versions"].as_array().map(Vec::as_slice).unwrap_or_default();
         let row = |version: &Value| {
             let mut row = vec![cell(&plugin["name"]), cell(&plugin["world"])];
             row.extend(
-                ["version", "language", "size", "subscriptions", "author", "creationTime"]
+                ["version", "language", "size", "subscriptions", "heldMessages", "author", "creationTime"]
                     .map(|name| cell(&version[name])),
             );
+            row.push(cell(&version["quarantine"]["reason"]));
             row
         };
         let mut rows: Vec<_> = versions.iter().map(row).collect();
         if rows.is_empty() {
-            let mut built_in = row(&Value::Null);
+            // What is told of a version is told of the plugin itself.
+            let mut built_in = row(plugin);
             built_in[2] = "built-in".to_owned();
             rows.push(built_in);
         }
@@ -226,7 +251,7 @@ fn plugin_table(plugins: &[Value]) -> Vec<String> {
 }
 
 /// A line for each member.
-fn lines(answer: &Value) -> Vec<String> {
+pub(crate) fn lines(answer: &Value) -> Vec<String> {
     let members = answer.as_object().into_iter().flatten();
     members.map(|(name, value)| format!("{name}: {}", cell(value))).collect()
 }
@@ -239,15 +264,24 @@ mod tests {
 
     #[test]
     fn built_in_plugins_have_a_line_without_a_version() {
-        let version = json!({"version": 2, "language": "wasm", "size": 7, "subscriptions": 0, "author": "ann",
-            "creationTime": "2026-11-30T00:00:00.000Z"});
+        let version = json!({"version": 2, "language": "wasm", "size": 7, "subscriptions": 0, "heldMessages": 3, "author": "ann",
+            "creationTime": "2026-11-30T00:00:00.000Z", "quarantine": {"reason": "it failed"}});
         let lines = plugin_table(&[
-            json!({"name": "deadband", "world": "filter", "versions": []}),
+            json!({"name": "deadband", "world": "filter", "versions": [], "subscriptions": 4, "heldMessages": 1}),
             json!({"name": "mine", "world": "transform", "versions": [version]}),
         ]);
         let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
-        assert_eq!(words(&lines[1]), "deadband filter built-in - - - - -");
-        assert_eq!(words(&lines[2]), "mine transform 2 wasm 7 0 ann 2026-11-30T00:00:00.000Z");
+        assert_eq!(words(&lines[1]), "deadband filter built-in - - 4 1 - - -");
+        assert_eq!(words(&lines[2]), "mine transform 2 wasm 7 0 3 ann 2026-11-30T00:00:00.000Z it failed");
+    }
+
+    #[test]
+    fn a_version_is_a_number_or_the_latest() {
+        for (text, expected) in
+            [("1", Some("1")), ("007", Some("7")), ("latest", Some("latest")), ("0", None), ("x", None)]
+        {
+            assert_eq!(version(text).ok().as_deref(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::client::consumer::{Frame, Setback, Socket, Subscriber, close, closed, send, stop_token, unless_stopped};
 use crate::client::{Client, ClientArgs};
+use crate::platform::parse_id;
 
 /// The first wait after a lost connection; each further one is half as long again.
 const SHORTEST_DELAY: Duration = Duration::from_millis(100);
@@ -50,8 +51,8 @@ pub struct ListenArgs {
     #[arg(long)]
     pub subscribe: bool,
     /// With --subscribe: only messages of this object; without it, the subscription is one of the tenant
-    #[arg(long, value_name = "ID", requires = "subscribe")]
-    pub source: Option<String>,
+    #[arg(long, value_name = "ID", requires = "subscribe", value_parser = object_id)]
+    pub source: Option<u64>,
     /// With --subscribe: which APIs, such as `measurements,managedobjects`; without it, all: of a tenant these are new managed
     /// objects, and no measurements
     #[arg(long, value_name = "API", value_delimiter = ',', requires = "subscribe")]
@@ -155,7 +156,10 @@ impl Listener {
 
     async fn subscribe(&mut self) -> Result<(), Setback> {
         match self.client.post("/notification2/subscriptions", &subscription(&self.args)).await {
-            Ok(_) => self.say(format!("subscription {} created", self.args.subscription)),
+            Ok(made) => {
+                let id = made["id"].as_str().unwrap_or_default();
+                self.say(format!("subscription {} created, with the id {id}", self.args.subscription));
+            }
             Err(error) if error.status() == Some(hyper::StatusCode::CONFLICT) => {
                 self.say(format!("subscription {} exists already and stays as it is", self.args.subscription));
             }
@@ -224,6 +228,10 @@ impl Listener {
     }
 }
 
+fn object_id(text: &str) -> Result<u64, &'static str> {
+    parse_id(text).ok_or("the id of a managed object is a number; GET /inventory/managedObjects lists them")
+}
+
 /// The subscription that `--subscribe` creates.
 fn subscription(args: &ListenArgs) -> Value {
     let mut subscription = json!({"context": "tenant", "subscription": args.subscription});
@@ -232,7 +240,7 @@ fn subscription(args: &ListenArgs) -> Value {
     }
     if let Some(source) = &args.source {
         subscription["context"] = json!("mo");
-        subscription["source"] = json!({"id": source});
+        subscription["source"] = json!({"id": source.to_string()});
     }
     if !args.apis.is_empty() {
         subscription["subscriptionFilter"]["apis"] = json!(args.apis);

@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand};
-use tidegate::admin::{TenantArgs, UserArgs};
+use tidegate::admin::{NobodyReads, TenantArgs, UserArgs};
 use tidegate::authoring::PluginArgs;
 use tidegate::demo::DemoArgs;
 use tidegate::listen::ListenArgs;
-use tidegate::manage::{ConsumersArgs, TopicsArgs};
+use tidegate::manage::{ConsumersArgs, SubscriptionsArgs, TopicsArgs};
 use tidegate::plugin::compiler;
 use tidegate::serve::ServeArgs;
 use tidegate::upkeep::{BackupArgs, CheckArgs};
@@ -16,6 +16,9 @@ use tidegate::upkeep::{BackupArgs, CheckArgs};
 /// Bodies are allocated on one thread and freed on another, which this allocator takes lightly.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// What a shell says of programs that end when nobody reads them any more: 128 and the number of the signal.
+const ENDED_BY_SIGPIPE: u8 = 141;
 
 /// A gateway for the edge: devices in over HTTP, filtered by sandboxed plugins, kept until each consumer has acknowledged.
 #[derive(Parser)]
@@ -39,9 +42,11 @@ enum Command {
     Tenant(TenantArgs),
     /// Shows how topics fare, and changes what is set for them.
     Topics(TopicsArgs),
+    /// Lists the subscriptions with the plugins that they name.
+    Subscriptions(SubscriptionsArgs),
     /// Shows what waits for consumers, and unsubscribes them.
     Consumers(ConsumersArgs),
-    /// Begins, uploads, shows, downloads and deletes plugins.
+    /// Begins, tries, uploads, shows, rolls out, downloads and deletes plugins.
     Plugin(PluginArgs),
     /// Makes a consistent copy of the database, of a running gateway or of one that is stopped.
     Backup(BackupArgs),
@@ -63,6 +68,7 @@ fn main() -> ExitCode {
         Some(Command::User(args)) => run(tidegate::admin::users(args)),
         Some(Command::Tenant(args)) => run(tidegate::admin::tenants(args)),
         Some(Command::Topics(args)) => run(tidegate::manage::topics(args)),
+        Some(Command::Subscriptions(args)) => run(tidegate::manage::subscriptions(args)),
         Some(Command::Consumers(args)) => run(tidegate::manage::consumers(args)),
         Some(Command::Plugin(args)) => run(tidegate::authoring::run(args)),
         Some(Command::Backup(args)) => run(tidegate::upkeep::backup(args)),
@@ -70,6 +76,7 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<NobodyReads>() => ExitCode::from(ENDED_BY_SIGPIPE),
         Err(error) => {
             use std::io::Write as _;
             // With stderr gone there is nobody left to tell.

@@ -1,14 +1,17 @@
-//! `tidegate topics` and `tidegate consumers`: how topics and consumers of a running gateway fare, and what is set for them.
+//! `tidegate topics`, `tidegate consumers` and `tidegate subscriptions`: how those of a running gateway fare, and what is set for them.
 
 use std::io::{self, Write as _};
 
 use anyhow::{Context as _, bail};
 use clap::{Args, Subcommand};
+use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
 use crate::admin::print;
 use crate::api::path_segment;
 use crate::client::{Client, ClientArgs};
+use crate::platform::parse_id;
+use crate::rollout;
 use crate::time::span;
 
 const TOPICS: &str = "/tidegate/v1/topics";
@@ -80,6 +83,16 @@ enum ConsumersCommand {
     },
 }
 
+/// `tidegate subscriptions`
+#[derive(Args, Debug)]
+pub struct SubscriptionsArgs {
+    #[command(flatten)]
+    gateway: ClientArgs,
+    /// Prints the answers of the gateway as JSON, each subscription with its canary
+    #[arg(long)]
+    json: bool,
+}
+
 /// Runs `tidegate topics`.
 ///
 /// # Errors
@@ -89,7 +102,7 @@ pub async fn topics(args: TopicsArgs) -> anyhow::Result<()> {
     let client = place.gateway.client()?;
     let Some(TopicsCommand::Set { name, quota_bytes, ttl_seconds, on_full, gap_messages }) = command else {
         let topics = place.topics(&client).await?;
-        return place.show(json!({"topics": topics}), &topic_table(&topics), "there are no topics");
+        return show(place.json, json!({"topics": topics}), &topic_table(&topics), "there are no topics");
     };
     let members =
         [("quotaBytes", quota_bytes), ("ttlSeconds", ttl_seconds), ("onFull", on_full), ("gapMessages", gap_messages)];
@@ -131,7 +144,27 @@ pub async fn consumers(args: ConsumersArgs) -> anyhow::Result<()> {
         *topic = client.get(&place.path(&format!("{TOPICS}/{persistence}/{name}"))).await?;
     }
     let table = consumer_table(&topics);
-    place.show(json!({"topics": topics}), &table, "there are no consumers")
+    show(place.json, json!({"topics": topics}), &table, "there are no consumers")
+}
+
+/// Runs `tidegate subscriptions`.
+///
+/// # Errors
+/// As [`topics`].
+pub async fn subscriptions(args: SubscriptionsArgs) -> anyhow::Result<()> {
+    let SubscriptionsArgs { gateway, json } = args;
+    let client = gateway.client()?;
+    let mut subscriptions = client.pages("/notification2/subscriptions", "subscriptions").await?;
+    for subscription in subscriptions.iter_mut().filter(|one| plugins(one).next().is_some()) {
+        let id = subscription_id(text(&subscription["id"])).map_err(anyhow::Error::msg)?;
+        match client.get(&rollout::path(id)).await {
+            Ok(canary) => subscription["canary"] = canary,
+            Err(error) if error.status() == Some(StatusCode::NOT_FOUND) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let table = subscription_table(&subscriptions);
+    show(json, json!({"subscriptions": subscriptions}), &table, "there are no subscriptions")
 }
 
 impl Place {
@@ -140,23 +173,28 @@ impl Place {
         Ok(client.pages(&self.path(TOPICS), "topics").await?)
     }
 
-    /// Prints the answer or its table; of an empty one it says `none` on standard error, so that no output means no rows.
-    fn show(&self, answer: Value, table: &[String], none: &str) -> anyhow::Result<()> {
-        if self.json {
-            return print(&[answer]);
-        }
-        if table.len() > 1 {
-            return print(table);
-        }
-        writeln!(io::stderr(), "{none}").context("standard error cannot be written")
-    }
-
     fn path(&self, path: &str) -> String {
         match &self.tenant {
             Some(tenant) => format!("{path}?tenant={}", path_segment(tenant)),
             None => path.to_owned(),
         }
     }
+}
+
+/// Prints the answer as JSON or its table; of an empty one it says `none` on standard error, so that no output means no rows.
+fn show(json: bool, answer: Value, table: &[String], none: &str) -> anyhow::Result<()> {
+    if json {
+        return print(&[answer]);
+    }
+    if table.len() > 1 {
+        return print(table);
+    }
+    writeln!(io::stderr(), "{none}").context("standard error cannot be written")
+}
+
+/// Reads the id of a subscription from the command line.
+pub(crate) fn subscription_id(text: &str) -> Result<u64, &'static str> {
+    parse_id(text).ok_or("the id of a subscription is a number; `tidegate subscriptions` lists them")
 }
 
 /// A value as it is typed; the gateway says what is wrong with it.
@@ -230,6 +268,47 @@ fn consumer_table(topics: &[Value]) -> Vec<String> {
     table(HEAD, 5, rows)
 }
 
+fn subscription_table(subscriptions: &[Value]) -> Vec<String> {
+    const HEAD: &[&str] = &["ID", "TOPIC", "PERSISTENCE", "CONTEXT", "SOURCE", "PLUGINS", "CANARY"];
+    let row = |one: &Value| {
+        let persistence = if one["nonPersistent"] == true { "non-persistent" } else { "persistent" };
+        let plugins: Vec<_> = plugins(one).map(plugin_name).collect();
+        let plugins = if plugins.is_empty() { "-".to_owned() } else { plugins.join(", ") };
+        vec![
+            cell(&one["id"]),
+            cell(&one["subscription"]),
+            persistence.to_owned(),
+            cell(&one["context"]),
+            cell(&one["source"]["id"]),
+            plugins,
+            canary(&one["canary"]),
+        ]
+    };
+    table(HEAD, HEAD.len(), subscriptions.iter().map(row))
+}
+
+/// The plugins that a subscription names, in the order in which they are asked.
+fn plugins(subscription: &Value) -> impl Iterator<Item = &Value> {
+    ["filters", "transforms"]
+        .into_iter()
+        .flat_map(|list| subscription["tidegate"][list].as_array().into_iter().flatten())
+}
+
+/// A plugin with its version, if it has one.
+pub(crate) fn plugin_name(named: &Value) -> String {
+    let name = text(&named["plugin"]);
+    named["version"].as_u64().map_or_else(|| name.to_owned(), |version| format!("{name} {version}"))
+}
+
+fn canary(canary: &Value) -> String {
+    let (current, last) = (&canary["plugin"], &canary["rolledBack"]);
+    match (current.is_null(), last.is_null()) {
+        (false, _) => format!("{} on {}", plugin_name(canary), canary["share"]),
+        (true, false) => format!("{} was taken back", plugin_name(last)),
+        (true, true) => "-".to_owned(),
+    }
+}
+
 fn state(consumer: &Value) -> String {
     let states: Vec<_> = ["push", "parked"].into_iter().filter(|name| consumer[name] == true).collect();
     if states.is_empty() { "-".to_owned() } else { states.join(",") }
@@ -262,7 +341,7 @@ pub(crate) fn table(head: &[&str], texts: usize, rows: impl Iterator<Item = Vec<
             row.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
                 if at < texts { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
             });
-        cells.collect::<Vec<_>>().join("  ")
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect()
 }

@@ -21,7 +21,7 @@ use tracing_subscriber::EnvFilter;
 use crate::admin::print;
 use crate::api::json_limits;
 use crate::auth::DEFAULT_TENANT;
-use crate::authoring::language;
+use crate::authoring::{check_world, language};
 use crate::config::Config;
 use crate::message::Tenant;
 use crate::plugin::compiler::Compiler;
@@ -52,8 +52,8 @@ struct BenchArgs {
     #[arg(long, value_name = "JSON")]
     settings: Option<String>,
     /// What a script is for: filter or transform; a component says so itself
-    #[arg(long)]
-    world: Option<String>,
+    #[arg(long, value_enum)]
+    world: Option<World>,
     /// The configuration file of a gateway, whose limits on plugins hold
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -131,16 +131,13 @@ struct Bench {
 impl Bench {
     async fn open(args: &BenchArgs) -> anyhow::Result<Self> {
         let BenchArgs { file, settings, world, config } = args;
+        check_world(file, *world)?;
         if settings.as_deref().is_some_and(|text| serde_json::from_str::<IgnoredAny>(text).is_err()) {
             bail!("--settings must be JSON text");
         }
-        let world = match world {
-            None => None,
-            Some(name) => Some(World::named(name).context("--world must be 'filter' or 'transform'")?),
-        };
         let config = Config::load(config.as_deref(), env::vars())?;
         let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
-        let source = source(language(file), world, &body)?;
+        let source = source(language(file), *world, &body)?;
         let (cache, temporary) = match own_cache() {
             Some(cache) => (cache, None),
             None => TempDir::new().map(|dir| (dir.path().to_owned(), Some(dir)))?,

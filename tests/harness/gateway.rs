@@ -7,7 +7,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use reqwest::header::ACCEPT;
 use serde_json::{Value, json};
@@ -223,6 +223,22 @@ impl Gateway {
         let mut program = Program::spawn(arguments, &env, &self.path("."), name);
         let succeeded = program.wait().await.success();
         (succeeded, program.stdout(), program.stderr())
+    }
+
+    /// Another command of the program, by the administrator, with this on standard input.
+    pub(crate) fn terminal(&self, arguments: &[&str], input: &str) -> Command {
+        fs::write(self.path("input"), input).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(arguments).current_dir(self.path(".")).stdin(File::open(self.path("input")).unwrap());
+        let url = format!("http://{}", self.addr);
+        command.envs([("TIDEGATE_URL", &*url), ("TIDEGATE_USER", USER), ("TIDEGATE_PASSWORD", PASSWORD)]);
+        command
+    }
+
+    /// Runs it to its end; whether it succeeded and what it printed.
+    pub(crate) fn run(&self, arguments: &[&str], input: &str) -> (bool, String, String) {
+        let Output { status, stdout, stderr } = self.terminal(arguments, input).output().unwrap();
+        (status.success(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
     }
 
     /// Adds a user with the administrator's password; `*` stands for all roles of the tenant, which is made if it is not there.

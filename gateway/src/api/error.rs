@@ -77,6 +77,14 @@ impl ApiError {
         self
     }
 
+    /// Names the configuration key that says what is too large.
+    pub(super) fn with_limit(mut self, key: &str) -> Self {
+        if self.status == StatusCode::PAYLOAD_TOO_LARGE {
+            self.message = format!("{} ({key}).", self.message.trim_end_matches('.')).into();
+        }
+        self
+    }
+
     fn unavailable(message: impl Into<Cow<'static, str>>) -> Self {
         let mut error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "general/serviceUnavailable", message);
         error.header = Some(("retry-after", "1"));

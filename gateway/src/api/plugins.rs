@@ -43,7 +43,8 @@ pub(super) async fn upload(State(app): AppState, caller: Caller, request: Reques
         Some(name) => Some(World::named(name).ok_or_else(|| Invalid::new("world", "must be 'filter' or 'transform'"))?),
     };
     let limit = usize::try_from(app.config.plugins.max_bytes).unwrap_or(usize::MAX);
-    let body = read_body(&app, &headers, body, limit).await?;
+    let body = read_body(&app, &headers, body, limit).await;
+    let body = body.map_err(|error| error.with_limit("plugins.max_bytes"))?;
     let (settings, author) = (text("settings"), principal.user.to_string());
     let upload = Upload { name, language, world, settings, author, body };
     let Uploaded { version, refusal } = app.registry.upload(&principal.tenant, upload, app.clock.now_ms()).await?;
@@ -242,9 +243,22 @@ fn language(headers: &HeaderMap) -> Result<Language, ApiError> {
 }
 
 async fn find(app: &App, tenant: &Tenant, (name, version): (String, String)) -> Result<Version, ApiError> {
-    match version.parse() {
-        Ok(version) => Ok(app.registry.version(tenant, &name, Some(version)).await?),
-        Err(_) => Err(ApiError::not_found("plugin", "A version is a number.")),
+    match app.registry.version(tenant, &name, version_number(&version)?).await {
+        Err(RegistryError::Missing { version: None, .. }) if built_ins().any(|(known, _)| known == name) => {
+            Err(ApiError::not_found("plugin", format!("'{name}' is built in, and has no versions.")))
+        }
+        found => Ok(found?),
+    }
+}
+
+/// The version that a path names; `None`: the latest.
+pub(super) fn version_number(text: &str) -> Result<Option<u32>, ApiError> {
+    match text {
+        "latest" => Ok(None),
+        number => match number.parse() {
+            Ok(number) => Ok(Some(number)),
+            Err(_) => Err(ApiError::not_found("plugin", "A version is a number, or 'latest'.")),
+        },
     }
 }
 

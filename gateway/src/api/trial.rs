@@ -12,6 +12,7 @@ use hyper::http::request::Parts;
 use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
+use super::plugins::version_number;
 use super::subscriptions::missing;
 use super::{
     ApiError, App, AppState, Caller, Names, alarms, events, inventory, json_limits, measurements, operations, read_body,
@@ -102,13 +103,7 @@ pub(super) fn take_place<'a>(app: &'a App, tenant: &Tenant) -> Result<Place<'a, 
 }
 
 async fn plugin(app: &App, tenant: &Tenant, name: String, version: &str) -> Result<Plugin, ApiError> {
-    let version = match version {
-        "latest" => None,
-        number => {
-            Some(number.parse().map_err(|_| ApiError::not_found("plugin", "A version is a number, or 'latest'."))?)
-        }
-    };
-    match app.registry.get(tenant, &name, version).await {
+    match app.registry.get(tenant, &name, version_number(version)?).await {
         Err(missing @ RegistryError::Missing { version: None, .. }) => match app.plugins.built_in_named(&name).await {
             Some(built_in) => Ok(built_in?),
             None => Err(missing.into()),

@@ -4,8 +4,10 @@
 //! request has a connection of its own, since one kept over a restart of the gateway would fail its next request; who sends many
 //! keeps a [`Connection`] and opens the next one when it fails.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{self, Poll};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -22,6 +24,7 @@ use rustls::pki_types::ServerName;
 use serde::Serialize;
 use serde_json::Value;
 use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 use tokio_tungstenite::{WebSocketStream, client_async_with_config, tungstenite};
 
@@ -39,8 +42,8 @@ pub const ANSWER_BYTES: usize = 1024 * 1024;
 
 /// The media type of what is sent and asked for, unless it is said.
 const JSON: &str = "application/json";
-/// Elements that a list is asked for at a time.
-const PAGE: usize = 1000;
+/// Elements that a list is asked for at a time: few enough for [`ANSWER_BYTES`], even if they have settings.
+const PAGE: usize = 100;
 
 /// Why a request brought no result.
 #[derive(Debug, Error)]
@@ -312,10 +315,45 @@ impl Client {
     }
 
     async fn open(&self) -> Result<Connection, Error> {
-        let (sender, connection) = http1::handshake(TokioIo::new(self.connect().await?)).await.map_err(unreachable)?;
+        let stream = TokioIo::new(Listening(self.connect().await?));
+        let (sender, connection) = http1::handshake(stream).await.map_err(unreachable)?;
         // Ends with the sender, or with the gateway.
         tokio::spawn(connection);
         Ok(Connection { sender })
+    }
+}
+
+/// A stream that goes on reading when the other side takes no more: a gateway that refuses a long body has answered by then.
+struct Listening(Box<dyn Stream>);
+
+impl Listening {
+    fn over<T>(written: Poll<io::Result<T>>, instead: T) -> Poll<io::Result<T>> {
+        match written {
+            Poll::Ready(Err(error)) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+                Poll::Ready(Ok(instead))
+            }
+            written => written,
+        }
+    }
+}
+
+impl AsyncRead for Listening {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Listening {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Self::over(Pin::new(&mut self.0).poll_write(cx, buf), buf.len())
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Self::over(Pin::new(&mut self.0).poll_flush(cx), ())
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
     }
 }
 

@@ -7,7 +7,6 @@ mod account;
 mod own;
 mod traffic;
 
-use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -21,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use self::account::{Account, Figures, Kind, Topic};
 use self::own::OwnGateway;
 use self::traffic::{PERIOD, Traffic, kind_name, path, subscription};
+use crate::admin::print;
 use crate::client::consumer::{stop_token, unless_stopped};
 use crate::client::{Client, Error};
 
@@ -315,6 +315,5 @@ fn summary(account: &Account, lasted: Duration) -> anyhow::Result<()> {
 
 /// A line on standard output. The demo has nobody to show anything to when that is closed.
 fn say(line: &str) -> anyhow::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{line}").and_then(|()| out.flush()).context("standard output cannot be written")
+    print(&[line])
 }
