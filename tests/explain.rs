@@ -134,3 +134,43 @@ async fn explaining_needs_a_role_and_stays_in_the_tenant() {
         assert_eq!(call.await.status, code, "{user}");
     }
 }
+
+#[tokio::test]
+async fn the_way_of_a_message_is_told_in_the_terminal() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    upload(&gateway, "hot", &component("threshold")).await.expect(201);
+    let mut wanted = typed("Sub1", &device, "'t'");
+    wanted["tidegate"] = json!({
+        "filters": [{"plugin": "hot", "settings": {"value": "/c8y_Reading/R/value", "above": 20}}],
+        "transforms": [{"plugin": "unit-conversion", "settings": {"series": "/c8y_Reading/R", "factor": 2, "unit": "u"}}]});
+    let subscription = gateway.subscribe(&wanted).await;
+    let id = subscription["id"].as_str().unwrap();
+    let run = |message: &Value| gateway.run(&["plugin", "explain", id], &format!("{message:#}\n"));
+    let (done, out, error) = run(&measurement(&device, "t", 21));
+    assert!(done, "{error}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 9, "{out}");
+    for (line, (start, end)) in lines.iter().zip([
+        ("message: measurements CREATE of ", "Z"),
+        ("selected: as measurements", ""),
+        ("filter type-filter: pass (", " µs)"),
+        ("filter hot 1: pass (", " µs)"),
+        ("transform unit-conversion: shaped (", " µs)"),
+        ("outcome: forwarded", ""),
+        ("body: {", "}"),
+        ("frame: /edge/measurements/", " bytes"),
+        ("topic Sub1: nobody is owed it: it has no consumer", ""),
+    ]) {
+        assert!(line.starts_with(start) && line.ends_with(end), "{line}");
+    }
+    assert!(lines[6].contains("\"value\":42") && lines[7].contains(&format!("/{device} CREATE, ")), "{out}");
+    let (_, out, _) = run(&json!({"body": measurement(&device, "t", 19)}));
+    assert!(out.contains("filter hot 1: drop (") && out.ends_with("outcome: dropped\n"), "{out}");
+    let (_, out, _) = run(&measurement("99", "t", 21));
+    assert!(out.contains("selected: no, its source, '99', is neither"), "{out}");
+    let (done, out, _) = gateway.run(&["plugin", "explain", id, "--json"], "{}");
+    assert!(done && serde_json::from_str::<Value>(&out).unwrap()["outcome"] == "not-selected", "{out}");
+    let (done, _, error) = gateway.run(&["plugin", "explain", id], "none");
+    assert!(!done && error.contains("must be a JSON object"), "{error}");
+}

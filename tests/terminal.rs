@@ -1,4 +1,4 @@
-//! What all commands of the terminal share, and `tidegate subscriptions` and `tidegate plugin list`.
+//! What all commands of the terminal share, and `tidegate subscriptions` and `tidegate plugin list|usage`.
 
 use std::process::{Output, Stdio};
 
@@ -59,7 +59,7 @@ async fn plugins_are_listed_with_what_is_held_and_why_they_are_in_quarantine() {
     let mut wanted = forwarded("Sub1", &device);
     wanted["tidegate"] = json!({"filters": [
         {"plugin": "threshold", "settings": above(50)}, {"plugin": "broken", "settings": {}}]});
-    gateway.subscribe(&wanted).await;
+    let id = gateway.subscribe(&wanted).await["id"].as_str().unwrap().to_owned();
     gateway.consumer("Sub1", "subA").await.close().await;
     gateway.measure(&device, "t", 10).await;
     gateway.measure(&device, "t", 60).await;
@@ -76,6 +76,16 @@ async fn plugins_are_listed_with_what_is_held_and_why_they_are_in_quarantine() {
     }
     let line = row(&["plugin", "list"], "threshold").unwrap();
     assert_eq!(words(&line)[2..], ["built-in", "-", "-", "1", "1", "-", "-", "-"], "{line}");
+
+    let (done, out, error) = gateway.run(&["plugin", "usage", &id], "");
+    assert!(done, "{error}");
+    let lines: Vec<_> = out.lines().collect();
+    assert_eq!(words(lines[1])[..2], ["threshold", "filter"], "{out}");
+    assert!(words(lines[1])[4] == "1", "it dropped one: {out}");
+    assert_eq!(words(lines[2])[..3], ["broken", "1", "filter"], "{out}");
+    assert_eq!(lines[3], "1 messages are held");
+    let (_, out, _) = gateway.run(&["plugin", "usage", &id, "--json"], "");
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["heldMessages"], 1, "{out}");
 }
 
 #[tokio::test]
@@ -87,6 +97,8 @@ async fn a_name_where_an_id_belongs_is_told_where_ids_come_from() {
         (&["plugin", "canary", "jumps"], "`tidegate subscriptions` lists them"),
         (&["plugin", "promote", "jumps"], "`tidegate subscriptions` lists them"),
         (&["plugin", "rollback", "jumps"], "`tidegate subscriptions` lists them"),
+        (&["plugin", "usage", "jumps"], "`tidegate subscriptions` lists them"),
+        (&["plugin", "explain", "jumps"], "`tidegate subscriptions` lists them"),
         (&["plugin", "roll", "7", "jump", "new"], "a version is a number from 1 on, or 'latest'"),
         (&listen, "GET /inventory/managedObjects lists them"),
     ] {
@@ -108,6 +120,7 @@ async fn a_command_whose_output_nobody_reads_ends_without_a_word() {
         &["subscriptions"],
         &["plugin", "list"],
         &["plugin", "show", "threshold", "--json"],
+        &["plugin", "try", "sampling", "--settings", "{\"every\":1}"],
         &["user", "list"],
         &["tenant", "list"],
     ] {

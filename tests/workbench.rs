@@ -76,6 +76,8 @@ fn the_terminal_is_told_what_is_wrong() {
         (&["try", "input"], "type-filter", "The plugin cannot be used: it is no WebAssembly component"),
         (&["try", "none.wasm"], "type-filter", "none.wasm cannot be read"),
         (&["check", "script.js"], "type-filter", "--world must say whether the script is a filter or a transform"),
+        (&["try", "mine.wasm", "--subscription", "7"], "type-filter", "are for plugins of the gateway, by their names"),
+        (&["try", "mine", "--last", "7"], "type-filter", "--subscription <ID>"),
         (&["check", "mine.wasm", "--settings", "{}"], "fragments-to-copy", "settings: fragmentsToCopy: "),
     ] {
         let (done, _, error) = plugin(arguments, component, "{}\n");

@@ -1,4 +1,5 @@
-//! `tidegate plugin`: the plugins of a running gateway, for those who install them; for those who write them, see [`workbench`].
+//! `tidegate plugin`: the plugins of a running gateway, for those who install them; what they make of messages, see [`probe`]; for those
+//! who write them, see [`workbench`].
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -13,8 +14,9 @@ use serde_json::Value;
 use crate::admin::print;
 use crate::api::path_segment;
 use crate::client::{Client, ClientArgs};
-use crate::manage::{cell, table, text};
+use crate::manage::{cell, subscription_id, table, text};
 use crate::plugin::World;
+use crate::probe;
 use crate::registry::Language;
 use crate::rollout::{self, RolloutCommand};
 use crate::scaffold::{self, NewArgs};
@@ -83,8 +85,20 @@ enum PluginCommand {
         #[arg(long, value_name = "N", value_parser = version)]
         version: Option<String>,
     },
-    /// Runs messages from standard input through a plugin, here and without a gateway
+    /// Runs messages through a plugin: a file here and without a gateway, or one of a gateway there
     Try(TryArgs),
+    /// Says which way a message from standard input would take through a subscription
+    Explain {
+        /// Id of the subscription
+        #[arg(value_parser = subscription_id)]
+        subscription: u64,
+    },
+    /// Shows what the plugins of a subscription have made of its messages, and what that took
+    Usage {
+        /// Id of the subscription
+        #[arg(value_parser = subscription_id)]
+        subscription: u64,
+    },
     /// Says what a gateway would say to an upload of this file
     Check(CheckArgs),
     /// Deletes a plugin, or one of its versions; no subscription may use it
@@ -137,7 +151,19 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
             let rows = lines(&released);
             show(released, rows)
         }
-        PluginCommand::Try(args) => workbench::try_out(args).await,
+        PluginCommand::Try(args) => match args.name() {
+            Some(name) => {
+                let name = name.to_owned();
+                probe::try_out(&client()?, &name, args, json).await
+            }
+            None => workbench::try_out(args).await,
+        },
+        PluginCommand::Explain { subscription } => probe::explain(&client()?, subscription, json).await,
+        PluginCommand::Usage { subscription } => {
+            let usage = probe::usage(&client()?, subscription).await?;
+            let rows = probe::usage_table(&usage);
+            show(usage, rows)
+        }
         PluginCommand::Check(args) => {
             let found = workbench::check(args).await?;
             let rows = lines(&found);
@@ -208,7 +234,7 @@ async fn download(client: &Client, name: &str, version: &str, out: Option<PathBu
     let mut body = Vec::new();
     // By its number, since another one may be the latest by now.
     let path = format!("{}/wasm", path(name, Some(&cell(&version["version"]))));
-    client.download(Method::GET, &path, &mut body).await?;
+    client.download(Method::GET, &path, Bytes::new(), &mut body).await?;
     let written = File::create_new(&out).and_then(|mut file| file.write_all(&body));
     written.with_context(|| format!("{} cannot be written", out.display()))
 }

@@ -47,6 +47,7 @@ pub mod outbound;
 pub mod pipeline;
 pub mod platform;
 pub mod plugin;
+mod probe;
 pub mod push;
 pub mod quarantine;
 pub mod registry;

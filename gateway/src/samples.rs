@@ -11,7 +11,7 @@ use std::fmt;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::json::{self, Invalid, Limits, Members};
@@ -54,11 +54,26 @@ pub fn message(tenant: &Tenant, sample: &Members<'_>, limits: &Limits) -> Result
 /// Syntax errors, and those of [`message`].
 pub fn message_or_body(tenant: &Tenant, text: &[u8], limits: &Limits) -> Result<Message, Invalid> {
     let members = Members::parse(text, limits)?;
-    if members.get("body").is_some_and(|raw| raw.starts_with('{')) {
+    if !is_bare(&members) {
         return message(tenant, &members, limits);
     }
     let text = std::str::from_utf8(text).expect("invariant: it was parsed");
     Ok(of_members(tenant, Api::Measurements, Action::Create, text, &members))
+}
+
+/// A sample for a request, of a sample or of the bare body of a measurement.
+///
+/// # Errors
+/// Syntax errors.
+pub fn sample(text: &str, limits: &Limits) -> Result<Box<RawValue>, Invalid> {
+    let bare = is_bare(&Members::parse(text.as_bytes(), limits)?);
+    let sample = if bare { format!("{{\"body\":{text}}}") } else { text.to_owned() };
+    RawValue::from_string(sample).map_err(|error| Invalid::new("", error.to_string()))
+}
+
+/// Whether it is no sample: it has no object as its `body`.
+fn is_bare(members: &Members<'_>) -> bool {
+    !members.get("body").is_some_and(|raw| raw.starts_with('{'))
 }
 
 /// The message that tells of an object with this body, as `api` renders it.
@@ -217,8 +232,8 @@ const SHAPED: &str = "shaped";
 const FAULT: &str = "fault";
 
 /// How many messages met each verdict.
-#[derive(Serialize)]
-pub struct Tally(BTreeMap<&'static str, usize>);
+#[derive(Serialize, Deserialize)]
+pub struct Tally(BTreeMap<Cow<'static, str>, usize>);
 
 impl Tally {
     /// Nothing yet, of all that a plugin of this world may answer.
@@ -228,12 +243,12 @@ impl Tally {
             World::Filter => &[PASS, DROP, FAULT],
             World::Transform => &[SHAPED, FAULT],
         };
-        Self(verdicts.iter().map(|verdict| (*verdict, 0)).collect())
+        Self(verdicts.iter().map(|verdict| (Cow::from(*verdict), 0)).collect())
     }
 
     /// Counts a message.
     pub fn count(&mut self, outcome: &Outcome) {
-        *self.0.entry(outcome.verdict).or_default() += 1;
+        *self.0.entry(outcome.verdict.into()).or_default() += 1;
     }
 
     /// How many messages the plugin failed on.

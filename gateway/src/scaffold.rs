@@ -46,7 +46,8 @@ pub fn new(args: &NewArgs) -> anyhow::Result<()> {
     print(&[format!("{name}/README.md says how to go on")])
 }
 
-fn is_name(name: &str) -> bool {
+/// Whether this can be the name of a plugin.
+pub(crate) fn is_name(name: &str) -> bool {
     name.len() <= 64
         && name.starts_with(|first: char| first.is_ascii_lowercase())
         && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))

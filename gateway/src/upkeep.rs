@@ -4,6 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use bytes::Bytes;
 use clap::Args;
 use hyper::Method;
 use tempfile::NamedTempFile;
@@ -47,7 +48,8 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     let mut unfinished = NamedTempFile::new_in(beside).with_context(unwritable)?;
     match args.place.reach()? {
         Reached::Gateway(client, _) => {
-            client.download(Method::POST, "/tidegate/v1/backup", unfinished.as_file_mut()).await?;
+            let copy = unfinished.as_file_mut();
+            client.download(Method::POST, "/tidegate/v1/backup", Bytes::new(), copy).await?;
         }
         Reached::Directory(data) => {
             let _lock = hold(&data)?;

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::{env, fs, io};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use clap::Args;
 use serde::Serialize;
 use serde::de::IgnoredAny;
@@ -21,20 +21,40 @@ use tracing_subscriber::EnvFilter;
 use crate::admin::print;
 use crate::api::json_limits;
 use crate::auth::DEFAULT_TENANT;
-use crate::authoring::{check_world, language};
+use crate::authoring::{check_world, language, version};
 use crate::config::Config;
+use crate::manage::subscription_id;
 use crate::message::Tenant;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{Plugin, PluginError, PluginId, PluginLimits, Plugins, Trials, World, digest};
 use crate::registry::{NO_SETTINGS, source};
 use crate::samples::{self, Outcome, Tally};
+use crate::scaffold::is_name;
 use crate::serve::{own_program, plugin_limits};
 
 /// `tidegate plugin try`
 #[derive(Args, Debug)]
 pub struct TryArgs {
     #[command(flatten)]
-    bench: BenchArgs,
+    pub(crate) bench: BenchArgs,
+    /// Of a plugin of the gateway: which version, or `latest` (default)
+    #[arg(long, value_name = "N", value_parser = version)]
+    pub(crate) version: Option<String>,
+    /// Of a plugin of the gateway: what it stores and this subscription selects, in place of standard input
+    #[arg(long, value_name = "ID", value_parser = subscription_id)]
+    pub(crate) subscription: Option<u64>,
+    /// The newest so many of these (default: 100)
+    #[arg(long, value_name = "N", requires = "subscription")]
+    pub(crate) last: Option<u32>,
+}
+
+impl TryArgs {
+    /// The name, if a plugin of the gateway is meant: it may not look like a file.
+    pub(crate) fn name(&self) -> Option<&str> {
+        let of_gateway = self.version.is_some() || self.subscription.is_some();
+        let name = self.bench.file.to_str().filter(|name| is_name(name))?;
+        (of_gateway || !self.bench.file.is_file()).then_some(name)
+    }
 }
 
 /// `tidegate plugin check`
@@ -45,18 +65,18 @@ pub struct CheckArgs {
 }
 
 #[derive(Args, Debug)]
-struct BenchArgs {
-    /// A component, or a script if the file ends in .js
+pub(crate) struct BenchArgs {
+    /// A component, or a script if the file ends in .js; `try` takes the name of a plugin of the gateway, too
     file: PathBuf,
     /// JSON for the plugin's `configure` (default: {})
     #[arg(long, value_name = "JSON")]
-    settings: Option<String>,
+    pub(crate) settings: Option<String>,
     /// What a script is for: filter or transform; a component says so itself
     #[arg(long, value_enum)]
-    world: Option<World>,
+    pub(crate) world: Option<World>,
     /// The configuration file of a gateway, whose limits on plugins hold
     #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
+    pub(crate) config: Option<PathBuf>,
 }
 
 /// Runs `tidegate plugin try`: a line of JSON for each message, and the sum on standard error.
@@ -71,6 +91,10 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
         #[serde(flatten)]
         outcome: Outcome,
     }
+    ensure!(
+        args.version.is_none() && args.subscription.is_none(),
+        "--version and --subscription are for plugins of the gateway, by their names: upload the file, and nothing uses it yet"
+    );
     show_log();
     let bench = Bench::open(&args.bench).await?;
     let mut trials = bench.configure(args.bench.settings.as_deref().unwrap_or(NO_SETTINGS)).await?;
@@ -87,6 +111,14 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
         tally.count(&outcome);
         print(&[serde_json::to_string(&Tried { line, outcome })?])?;
     }
+    sum_up(&tally)
+}
+
+/// Tells the sum on standard error.
+///
+/// # Errors
+/// When the plugin has failed on a message.
+pub(crate) fn sum_up(tally: &Tally) -> anyhow::Result<()> {
     eprint(&tally.to_string());
     match tally.faults() {
         0 => Ok(()),
@@ -188,7 +220,7 @@ fn show_log() {
     let _ = log.without_time().with_target(false).with_ansi(false).try_init();
 }
 
-fn eprint(line: &str) {
+pub(crate) fn eprint(line: &str) {
     use std::io::Write as _;
     // With stderr gone there is nobody left to tell.
     let _ = writeln!(io::stderr(), "{line}");

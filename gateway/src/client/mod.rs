@@ -283,14 +283,20 @@ impl Client {
         json(request, &body)
     }
 
-    /// Sends a request without a body and writes the answer to `out` as it comes, however long that is. For the first byte it waits as
-    /// long as the gateway takes.
+    /// Sends a request, with `body` as JSON unless it is empty, and writes the answer to `out` as it comes, however long that is. For the
+    /// first byte it waits as long as the gateway takes.
     ///
     /// # Errors
     /// Any [`Error`] but the first four; `io::Error` where `out` cannot be written.
-    pub(crate) async fn download(&self, method: Method, path: &str, out: &mut impl io::Write) -> anyhow::Result<()> {
+    pub(crate) async fn download(
+        &self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+        out: &mut impl io::Write,
+    ) -> anyhow::Result<()> {
         let mut connection = Connection::open(self).await?;
-        let (request, response) = connection.request(self, method, path, JSON, Bytes::new()).await?;
+        let (request, response) = connection.request(self, method, path, JSON, body).await?;
         if !response.status().is_success() {
             return Ok(read(request, response).await.map(drop)?);
         }
