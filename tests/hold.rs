@@ -7,7 +7,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use crate::harness::{
-    Consumer, Gateway, PASSWORD, USER, component, event, eventually, forwarded, measurement, of_tenant, value_of,
+    Consumer, Gateway, PASSWORD, USER, component, event, eventually, forwarded, measurement, of_tenant, typed, value_of,
 };
 use crate::plugins::faulty;
 
@@ -307,10 +307,45 @@ async fn what_is_held_expires() {
     eventually("nothing is held", async || (scene.held().await == 0).then_some(())).await;
 }
 
-/// Kills the process while it releases, at a named point.
+/// Ends the process while it releases, at a named point.
 #[cfg(feature = "faults")]
-mod killed {
+mod ended {
     use super::*;
+
+    // systemd kills who takes 90 s to stop; what is held is safe where it is.
+    #[tokio::test]
+    async fn a_stop_does_not_wait_for_the_releases() {
+        const DEVICES: usize = 20;
+        const HELD: u64 = 400;
+        // In quarantine nothing is released before it is asked for.
+        let (mut gateway, components) = faulty("type-filter", "wrong-length", "quarantine_faults = 1").await;
+        let mut devices = Vec::new();
+        for n in 0..DEVICES {
+            let device = gateway.device(&format!("pump{n}")).await;
+            gateway.subscribe(&typed("Sub1", &device, "'t'")).await;
+            devices.push(device);
+        }
+        gateway.consumer("Sub1", "subA").await.close().await;
+        for device in &devices {
+            let all: Vec<_> = (0..HELD).map(|value| measurement(device, "t", value)).collect();
+            gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);
+        }
+        mend(&components, "type-filter");
+        gateway.stop().await;
+        gateway.set_env("TIDEGATE_FAULT", "stop-at:release-committed");
+        gateway.restart_process().await;
+        // It waits for all of them, and the stop for its answer.
+        let released = gateway.call("POST", "/tidegate/v1/plugins/type-filter/release").await.expect(200).json();
+        gateway.ended().await;
+        fs::write(components.path().join("type-filter.wasm"), component("faulty/wrong-length")).unwrap();
+        gateway.set_env("TIDEGATE_FAULT", "");
+        gateway.restart_process().await;
+        let topic = topic(&gateway).await;
+        let left = held(&topic);
+        assert!(left > 0 && left < HELD * DEVICES as u64, "{topic}");
+        assert_eq!(released["held"], left, "{released}");
+        assert_eq!(topic["figures"]["messages"], HELD * DEVICES as u64, "{topic}");
+    }
 
     // "kill between judge and commit of a release": nothing is lost, nothing is delivered unjudged, and nothing twice.
     #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, PASSWORD, USER, component, eventually, forwarded, typed, value_of};
+use crate::harness::{Gateway, PASSWORD, USER, component, eventually, forwarded, measurement, typed, value_of};
 use crate::hold::mend;
 use crate::plugins::faulty;
 use crate::registry::{PATH, upload};
@@ -127,6 +127,42 @@ async fn a_built_in_plugin_that_is_mended_is_let_out_by_hand() {
     eventually("it is out", out_of_it).await;
     gateway.restart().await;
     assert_eq!(plugin(&gateway, "type-filter").await.get("quarantine"), None);
+}
+
+// One subscription for each device is how most have it: a commit for each of them would hold up what comes in meanwhile.
+#[tokio::test]
+async fn many_subscriptions_are_let_out_together() {
+    const DEVICES: u64 = 100;
+    const HELD: u64 = 4;
+    let (mut gateway, components) = faulty("type-filter", "wrong-length", "quarantine_faults = 1").await;
+    let mut devices = Vec::new();
+    for n in 0..DEVICES {
+        let device = gateway.device(&format!("pump{n}")).await;
+        gateway.subscribe(&typed("Sub1", &device, "'t'")).await;
+        devices.push(device);
+    }
+    gateway.consumer("Sub1", "subA").await.close().await;
+    let all = (0..HELD).flat_map(|value| devices.iter().map(move |device| measurement(device, "t", value)));
+    let all = json!({"measurements": all.collect::<Vec<_>>()});
+    gateway.post("/measurement/measurements", &all).await.expect(201);
+    mend(&components, "type-filter");
+    gateway.restart().await;
+    let shown = plugin(&gateway, "type-filter").await;
+    assert_eq!((&shown["heldMessages"], &shown["subscriptions"]), (&json!(DEVICES * HELD), &json!(DEVICES)), "{shown}");
+    let commits = async || gateway.metric("tidegate_commit_seconds_count").await;
+    let before = commits().await;
+    let expected = json!({"lifted": true, "subscriptions": DEVICES, "passed": DEVICES * HELD, "dropped": 0, "held": 0});
+    assert_eq!(release(&gateway, "type-filter").await, expected);
+    let taken = commits().await - before;
+    assert!(taken < 20.0, "a release takes 256 at a time, and took {taken} commits");
+    let mut consumer = gateway.reconnect("Sub1", "subA").await;
+    for value in 0..HELD {
+        for device in &devices {
+            let body = consumer.receive().await.json();
+            assert_eq!((&body["source"]["id"], value_of(&body)), (&json!(device), value), "the oldest comes first");
+        }
+    }
+    assert_eq!(consumer.frames_until_pong().await, 0);
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Faults that tests ask for by environment variables. Without the feature `faults` there are none.
 
 /// A place where `TIDEGATE_FAULT=kill-at:<name>` ends the process as kill -9 would; with `kill-at:<name>:<n>` at the n-th time.
-/// `panic-at` lets the task panic there.
+/// `panic-at` lets the task panic there, and `stop-at` ends the process as SIGTERM does.
 #[inline]
 pub(crate) fn point(name: &str) {
     #[cfg(feature = "faults")]
@@ -25,21 +25,21 @@ mod asked {
         struct Wanted {
             point: String,
             left: AtomicU64,
-            panics: bool,
+            how: String,
         }
         static WANTED: LazyLock<Option<Wanted>> = LazyLock::new(|| {
             let fault = std::env::var("TIDEGATE_FAULT").ok()?;
-            let (how, at) = fault.split_once("-at:").filter(|(how, _)| matches!(*how, "kill" | "panic"))?;
+            let (how, at) = fault.split_once("-at:").filter(|(how, _)| matches!(*how, "kill" | "panic" | "stop"))?;
             let (point, times) = at.split_once(':').unwrap_or((at, "1"));
             let times = times.parse().expect("TIDEGATE_FAULT=kill-at:<name>:<n>");
-            Some(Wanted { point: point.to_owned(), left: AtomicU64::new(times), panics: how == "panic" })
+            Some(Wanted { point: point.to_owned(), left: AtomicU64::new(times), how: how.to_owned() })
         });
-        if let Some(Wanted { point, left, panics }) = &*WANTED
+        if let Some(Wanted { point, left, how }) = &*WANTED
             && point == name
             && left.fetch_sub(1, Ordering::Relaxed) == 1
         {
-            assert!(!panics, "TIDEGATE_FAULT asks for it");
-            let _ = raise(Signal::SIGKILL);
+            assert!(how != "panic", "TIDEGATE_FAULT asks for it");
+            let _ = raise(if how == "stop" { Signal::SIGTERM } else { Signal::SIGKILL });
         }
     }
 

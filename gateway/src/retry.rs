@@ -53,13 +53,10 @@ impl Retries {
         let mut leading = BTreeMap::new();
         for (topic, subscriptions) in self.topics.holding() {
             let tenant = &topic.key().tenant;
-            for (subscription, leads) in subscriptions {
-                if self.index.get(tenant, subscription).is_none() {
-                    self.forget(&topic, subscription).await;
-                } else if leads {
-                    leading.insert(subscription, tenant.clone());
-                }
-            }
+            let (kept, deleted): (Vec<_>, Vec<_>) =
+                subscriptions.into_iter().partition(|(id, _)| self.index.get(tenant, *id).is_some());
+            leading.extend(kept.into_iter().filter(|(_, leads)| *leads).map(|(id, _)| (id, tenant.clone())));
+            self.forget(&topic, deleted.into_iter().map(|(id, _)| id).collect()).await;
         }
         // Whoever leads a line again begins with a short pause.
         attempts.retain(|subscription, _| leading.contains_key(subscription));
@@ -71,10 +68,10 @@ impl Retries {
         }
     }
 
-    /// What a subscription held that was deleted goes.
-    async fn forget(&self, topic: &Arc<Topic>, subscription: u64) {
+    /// What subscriptions held that were deleted goes.
+    async fn forget(&self, topic: &Arc<Topic>, deleted: Vec<u64>) {
         loop {
-            let ids = topic.held_by(subscription, CHUNK);
+            let ids: Vec<u64> = deleted.iter().flat_map(|id| topic.held_by(*id, CHUNK)).take(CHUNK).collect();
             let missed = ids.len() * topic.hearers();
             if ids.is_empty() {
                 return;
@@ -95,7 +92,7 @@ async fn retry(pipeline: Pipeline, tenant: Tenant, subscription: u64, longest: D
     loop {
         // Subscriptions of one plugin do not all come at once.
         tokio::time::sleep(pause.mul_f64(0.5 + chance() / 2.0)).await;
-        let released = pipeline.release(&tenant, subscription).await;
+        let released = pipeline.release(&tenant, [subscription]).await;
         tracing::debug!(%tenant, subscription, ?released, "held messages were tried again");
         let idle = released.passed + released.dropped == 0;
         pause = if idle { (2 * pause).min(longest) } else { FIRST_PAUSE.min(longest) };

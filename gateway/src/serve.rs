@@ -463,6 +463,8 @@ async fn shut_down(
     serving: tokio::task::JoinHandle<()>,
     writer: tokio::task::JoinHandle<Result<(), crate::store::StoreError>>,
 ) -> anyhow::Result<()> {
+    // Some requests wait for one.
+    app.pipeline.stop_releases();
     serving.await?;
     app.pipeline.drain().await;
     app.stopping.cancel();

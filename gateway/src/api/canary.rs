@@ -96,7 +96,7 @@ pub(super) async fn promote(
     let route = find(&app, &caller, &id)?.promoted().ok_or_else(no_canary)?;
     let route = put_in_force(&app, tenant, route).await?;
     let (pipeline, tenant, id) = (app.pipeline.clone(), tenant.clone(), route.subscription.id);
-    tokio::spawn(async move { pipeline.release(&tenant, id).await });
+    tokio::spawn(async move { pipeline.release(&tenant, [id]).await });
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

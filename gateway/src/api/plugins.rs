@@ -16,6 +16,7 @@ use super::{ApiError, App, AppState, Caller, Names, found, listed, parameter, qu
 use crate::auth::Role;
 use crate::json::Invalid;
 use crate::message::Tenant;
+use crate::pipeline::Released;
 use crate::platform::list::only_known;
 use crate::platform::page::PageRequest;
 use crate::platform::parse_id;
@@ -178,16 +179,11 @@ async fn let_out(app: &App, tenant: &Tenant, plugins: &[PluginId]) -> Response {
     let lifted = plugins.iter().filter(|plugin| app.plugins.quarantine().lift(tenant, plugin)).count();
     let users = plugins.iter().flat_map(|plugin| app.index.users(tenant, plugin));
     let users: BTreeSet<u64> = users.map(|route| route.subscription.id).collect();
-    let (mut passed, mut dropped, mut held) = (0, 0, 0);
-    for &user in &users {
-        let released = app.pipeline.release(tenant, user).await;
-        passed += released.passed;
-        dropped += released.dropped;
-        held += released.held;
-    }
+    let subscriptions = users.len();
+    let Released { passed, dropped, held } = app.pipeline.release(tenant, users).await;
     plain(&json!({
         "lifted": lifted > 0,
-        "subscriptions": users.len(),
+        "subscriptions": subscriptions,
         "passed": passed,
         "dropped": dropped,
         "held": held,

@@ -198,7 +198,7 @@ pub(crate) async fn load_plugins(app: Arc<App>, waiting: Vec<(Tenant, u64)>) {
             None => return,
             Some(Ok(())) => {
                 let (pipeline, tenant) = (app.pipeline.clone(), tenant.clone());
-                tokio::spawn(async move { pipeline.release(&tenant, id).await });
+                tokio::spawn(async move { pipeline.release(&tenant, [id]).await });
             }
             Some(Err(error)) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
         }

@@ -127,18 +127,14 @@ impl Topics {
     /// What a subscription holds in its topic.
     #[must_use]
     pub fn held(&self, topic: &TopicKey, subscription: u64) -> HeldFigures {
-        self.get(topic).and_then(|topic| self.held_in(&topic.log()).remove(&subscription)).unwrap_or_default()
+        let tally = self.get(topic).and_then(|topic| topic.log().held.tallies().get(&subscription).copied());
+        tally.map(|tally| self.held_figures(tally, self.now_ms())).unwrap_or_default()
     }
 
-    fn held_in(&self, log: &Log) -> BTreeMap<u64, HeldFigures> {
-        let now_ms = self.now_ms();
-        let figures = |(subscription, tally): (&u64, &Tally)| {
-            let Tally { messages, bytes, oldest } = *tally;
-            let made_ms = self.times().of(oldest);
-            let oldest_age_ms = made_ms.map(|ms| u64::try_from(now_ms - ms).unwrap_or_default());
-            (*subscription, HeldFigures { messages, bytes, oldest_age_ms })
-        };
-        log.held.tallies().iter().map(figures).collect()
+    fn held_figures(&self, Tally { messages, bytes, oldest }: Tally, now_ms: i64) -> HeldFigures {
+        let made_ms = self.times().of(oldest);
+        let oldest_age_ms = made_ms.map(|ms| u64::try_from(now_ms - ms).unwrap_or_default());
+        HeldFigures { messages, bytes, oldest_age_ms }
     }
 
     fn figures_of(&self, topic: &Topic) -> TopicFigures {
@@ -179,7 +175,7 @@ impl Topics {
             bytes: log.bytes,
             oldest_age_ms,
             expires_in_ms: expires(oldest_age_ms),
-            held: self.held_in(&log),
+            held: log.held.tallies().iter().map(|(id, tally)| (*id, self.held_figures(*tally, now_ms))).collect(),
             appended: log.appended.total,
             delivered: log.delivered.total,
             rate_in: log.appended.rate(now),

@@ -192,7 +192,7 @@ impl Ledger {
             });
             staged.transaction.statements.push(floor(self.next_id + staged.appended.len() as u64));
         }
-        staged.released = Some((topic.clone(), released.into_iter().collect()));
+        staged.released = Some((topic.clone(), released));
         self.close(&mut staged);
         staged
     }
@@ -270,7 +270,7 @@ impl Ledger {
             missed::count(Reason::Parked, touched.messages * touched.topic.log().parked as u64);
         }
         if let Some((topic, released)) = staged.released {
-            topic.log().unhold(|id| released.contains(&id));
+            topic.log().unhold(released);
         }
         let now = Instant::now();
         let mut woken: Vec<(Arc<Topic>, u64)> = Vec::new();
@@ -410,8 +410,9 @@ impl Ledger {
         let mut log = topic.log();
         self.garbage.extend(log.give_up(name));
         if last {
-            self.garbage.extend(log.held.iter().map(|waiter| waiter.id));
-            log.unhold(|_| true);
+            let held = log.held.below(u64::MAX);
+            self.garbage.extend(&held);
+            log.unhold(held);
         }
         if let Some(consumer) = log.consumers.remove(name) {
             log.parked -= usize::from(consumer.parked);

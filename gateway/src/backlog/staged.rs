@@ -1,6 +1,6 @@
 //! A batch on its way to the disk: what it appends, what consumers do not need any more, and the rows that follow.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -29,7 +29,7 @@ pub struct Staged {
     /// Messages that nobody needed before.
     pub(super) garbage: Vec<u64>,
     /// Messages that are held no longer.
-    pub(super) released: Option<(Arc<Topic>, HashSet<u64>)>,
+    pub(super) released: Option<(Arc<Topic>, Vec<u64>)>,
     pub(super) note: Option<Note>,
 }
 

@@ -1,6 +1,6 @@
 //! A topic in memory: its messages' ids, its consumers' cursors, and who is connected.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
@@ -396,7 +396,8 @@ impl Topic {
             log.bytes -= u64::from(entry.len);
         }
         log.trim();
-        log.unhold(|id| id < below);
+        let expired = log.held.below(below);
+        log.unhold(expired);
         log.consumers.values_mut().for_each(|consumer| consumer.skip_below(below));
     }
 
@@ -408,20 +409,22 @@ impl Topic {
 
     /// The lines of held messages whose oldest came by `subscription`.
     #[must_use]
-    pub fn lines_led_by(&self, subscription: u64) -> HashSet<Slot> {
-        self.log().held.led_by(subscription)
+    pub fn lines_led_by(&self, subscription: u64) -> Vec<Slot> {
+        self.log().held.led_by(subscription).collect()
     }
 
-    /// The oldest messages of these lines, ascending: at most `most`, and `bytes`, but at least one.
-    #[must_use]
-    pub fn held_in(&self, lines: &HashSet<Slot>, most: usize, bytes: usize) -> Vec<u64> {
-        self.log().held.first_of(lines, most, bytes)
+    /// The oldest messages of these lines, ascending, each with its line: at most `most`, and `bytes`, but at least one. Lines that
+    /// have ended are taken out.
+    pub fn held_in<T>(&self, lines: &mut HashMap<Slot, T>, most: usize, bytes: usize) -> Vec<(u64, Slot)> {
+        let log = self.log();
+        lines.retain(|slot, _| log.held.holds(*slot));
+        log.held.first_of(lines.keys().copied(), most, bytes)
     }
 
     /// The oldest held messages that came by `subscription`, ascending.
     #[must_use]
     pub fn held_by(&self, subscription: u64, most: usize) -> Vec<u64> {
-        self.log().held.of(subscription).take(most).map(|waiter| waiter.id).collect()
+        self.log().held.of(subscription).take(most).collect()
     }
 
     /// How many consumers get what is appended.
@@ -754,8 +757,8 @@ impl Log {
     }
 
     /// Held messages go.
-    pub(super) fn unhold(&mut self, goes: impl Fn(u64) -> bool) {
-        let (messages, bytes) = self.held.remove(goes);
+    pub(super) fn unhold(&mut self, ids: impl IntoIterator<Item = u64>) {
+        let (messages, bytes) = self.held.remove(ids);
         self.messages -= messages;
         self.bytes -= bytes;
     }

@@ -5,15 +5,17 @@
 //! ```
 //! The place in the admission queue is the order. A turn takes what is queued, without a timer; while the writer commits
 //! one turn, the next is judged. Each plugin instance is called once per turn with all that it has to see. What a plugin fails on is
-//! held, and released by turns of the same queue.
+//! held, and released by turns between these.
 
 mod release;
 
 use std::collections::{HashMap, HashSet};
+use std::future::ready;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::backlog::{Bodies, Held, Record, TopicKey, Topics};
@@ -27,7 +29,7 @@ use crate::writer::{Answer, Change, Refused, Writer};
 use crate::{consumer, dispatch, faults};
 
 pub use release::Released;
-use release::Turn;
+use release::{Ask, Releases};
 
 /// Messages that a turn takes before it stops collecting; also what one call of a plugin gets at most.
 const TURN_MESSAGES: usize = 256;
@@ -73,15 +75,16 @@ struct Line {
     plugins: Plugins,
     writer: Writer,
     limits: PipelineLimits,
-    queues: Mutex<HashMap<Tenant, mpsc::Sender<Admitted>>>,
+    queues: Mutex<HashMap<Tenant, Queue>>,
     turns: TaskTracker,
+    releases_end: CancellationToken,
 }
 
-/// What waits for a turn.
-enum Admitted {
-    Request(Asked),
-    /// Has a turn of its own.
-    Release(Turn),
+/// What waits for the turns of a tenant.
+#[derive(Clone)]
+struct Queue {
+    requests: mpsc::Sender<Asked>,
+    asks: mpsc::Sender<Ask>,
 }
 
 struct Asked {
@@ -126,8 +129,8 @@ impl Pipeline {
         writer: Writer,
         limits: PipelineLimits,
     ) -> Self {
-        let (queues, turns) = (Mutex::default(), TaskTracker::new());
-        Self(Arc::new(Line { index, sources, topics, bodies, plugins, writer, limits, queues, turns }))
+        let (queues, turns, releases_end) = (Mutex::default(), TaskTracker::new(), CancellationToken::new());
+        Self(Arc::new(Line { index, sources, topics, bodies, plugins, writer, limits, queues, turns, releases_end }))
     }
 
     /// Carries out a request: returns once everything that it asks for is on disk.
@@ -135,8 +138,8 @@ impl Pipeline {
     /// Waits while the tenant's queue is full. Dropping the future does not take back a request that is queued.
     pub async fn submit(&self, tenant: &Tenant, request: Request) -> Result<(), Refused> {
         let (answer, outcome) = oneshot::channel();
-        let queue = self.queue(tenant);
-        let outcome = match queue.send(Admitted::Request(Asked { request, answer })).await {
+        let requests = self.queue(tenant).requests;
+        let outcome = match requests.send(Asked { request, answer }).await {
             Ok(()) => outcome.await.unwrap_or(Err(Refused::Stopping)),
             Err(_) => Err(Refused::Stopping),
         };
@@ -147,7 +150,8 @@ impl Pipeline {
     #[must_use]
     pub fn waiting(&self) -> Vec<(Tenant, usize)> {
         let queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.iter().map(|(tenant, queue)| (tenant.clone(), queue.max_capacity() - queue.capacity())).collect()
+        let waiting = |Queue { requests, .. }: &Queue| requests.max_capacity() - requests.capacity();
+        queues.iter().map(|(tenant, queue)| (tenant.clone(), waiting(queue))).collect()
     }
 
     /// Gives up the queue of a tenant that was removed; what is in it is carried out.
@@ -162,61 +166,65 @@ impl Pipeline {
         self.0.turns.wait().await;
     }
 
-    fn queue(&self, tenant: &Tenant) -> mpsc::Sender<Admitted> {
+    fn queue(&self, tenant: &Tenant) -> Queue {
         let mut queues = self.0.queues.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(queue) = queues.get(tenant) {
             return queue.clone();
         }
-        let (queue, waiting) = mpsc::channel(self.0.limits.admission);
+        let (requests, admitted) = mpsc::channel(self.0.limits.admission);
+        let (asks, asked) = mpsc::channel(self.0.limits.admission);
+        let queue = Queue { requests, asks };
         if !self.0.turns.is_closed() {
             queues.insert(tenant.clone(), queue.clone());
-            self.0.turns.spawn(turns(self.0.clone(), waiting));
+            self.0.turns.spawn(turns(self.0.clone(), admitted, asked));
         }
         queue
     }
 }
 
-/// The turns of one tenant, until its queue is closed.
+/// The turns of one tenant, until its queue is closed: one of requests, one of releases, as long as there are both.
 ///
 /// A turn begins when the one before is on disk, so that it has grown meanwhile: a commit costs the same for one message as for
 /// a hundred. If a whole turn is waiting already, it is judged while the one before is committed.
-async fn turns(line: Arc<Line>, mut queue: mpsc::Receiver<Admitted>) {
+async fn turns(line: Arc<Line>, mut requests: mpsc::Receiver<Asked>, mut asks: mpsc::Receiver<Ask>) {
     let places = Arc::new(Semaphore::new(1));
-    let mut next = None;
-    while let Some(first) = match next.take() {
-        Some(next) => Some(next),
-        None => queue.recv().await,
-    } {
-        faults::point("admitted");
-        let first = match first {
-            Admitted::Request(first) => first,
-            Admitted::Release(turn) => {
-                line.release(turn).await;
+    let mut releases = Releases::default();
+    loop {
+        let next = tokio::select! {
+            biased;
+            Some(ask) = asks.recv() => {
+                releases.add(ask);
                 continue;
             }
+            next = requests.recv() => Some(next),
+            () = ready(()), if !releases.is_empty() => None,
         };
-        let place = if queue.len() < TURN_MESSAGES { places.clone().acquire_owned().await.ok() } else { None };
-        let mut messages = first.messages();
-        let mut bytes = first.bytes();
-        let mut turn = vec![first];
-        while messages < TURN_MESSAGES
-            && bytes < TURN_BYTES
-            && let Ok(admitted) = queue.try_recv()
-        {
-            match admitted {
-                Admitted::Request(asked) => {
-                    messages += asked.messages();
-                    bytes += asked.bytes();
-                    turn.push(asked);
-                }
-                Admitted::Release(_) => {
-                    next = Some(admitted);
-                    break;
-                }
-            }
+        match next {
+            Some(Some(first)) => turn_of_requests(&line, first, &mut requests, &places).await,
+            Some(None) => return,
+            None => {}
         }
-        line.turn(turn, place).await;
+        if !releases.is_empty() {
+            line.release(&mut releases).await;
+        }
     }
+}
+
+async fn turn_of_requests(line: &Line, first: Asked, requests: &mut mpsc::Receiver<Asked>, places: &Arc<Semaphore>) {
+    faults::point("admitted");
+    let place = if requests.len() < TURN_MESSAGES { places.clone().acquire_owned().await.ok() } else { None };
+    let mut messages = first.messages();
+    let mut bytes = first.bytes();
+    let mut turn = vec![first];
+    while messages < TURN_MESSAGES
+        && bytes < TURN_BYTES
+        && let Ok(asked) = requests.try_recv()
+    {
+        messages += asked.messages();
+        bytes += asked.bytes();
+        turn.push(asked);
+    }
+    line.turn(turn, place).await;
 }
 
 impl Line {
