@@ -76,6 +76,40 @@ async fn one_that_goes_on_to_fail_is_soon_back() {
     assert_ne!(second["quarantine"]["since"], first["quarantine"]["since"], "{second}");
 }
 
+// A function that throws on everything is in quarantine; on the messages of one device, it is not, however many those are.
+#[tokio::test]
+async fn one_that_refuses_everything_is_asked_no_more() {
+    let gateway = Gateway::with("[plugins]\nquarantine_faults = 5\n").await;
+    let (good, bad) = (gateway.device("good").await, gateway.device("bad").await);
+    let text =
+        format!("({{ source }}) => {{ if (source === '{bad}') throw new Error('no such reading'); return true }}");
+    for (name, text) in [("bad-device", &*text), ("broken", "() => { throw new Error('no such setting') }")] {
+        let upload = gateway.call("POST", &format!("{PATH}?name={name}&world=filter"));
+        upload.body("text/javascript", text.to_owned()).await.expect(201);
+        for device in [&good, &bad] {
+            let mut subscription = forwarded(&name.replace('-', ""), device);
+            subscription["tidegate"] = json!({"filters": [{"plugin": name}], "onFault": "drop"});
+            gateway.subscribe(&subscription).await;
+        }
+    }
+    let mut consumer = gateway.consumer("baddevice", "subA").await;
+    let _other = gateway.consumer("broken", "subA").await;
+    gateway.measure(&good, "t", 0).await;
+    for value in 1..30 {
+        gateway.measure(&bad, "t", value).await;
+    }
+    gateway.measure(&good, "t", 30).await;
+    for value in [0, 30] {
+        assert_eq!(value_of(&consumer.receive().await.json()), value);
+    }
+    let sound = plugin(&gateway, "bad-device/versions/1").await;
+    assert_eq!((sound.get("quarantine"), &sound["usage"]["faults"]), (None, &json!({"refused": 29})), "{sound}");
+    let broken = plugin(&gateway, "broken/versions/1").await;
+    assert_eq!(broken["usage"]["faults"], json!({"refused": 5, "quarantined": 26}), "{broken}");
+    let reason = broken["quarantine"]["reason"].as_str().unwrap();
+    assert!(reason.contains("Error: no such setting (line 1, column"), "{broken}");
+}
+
 // A guest that fails on every third message of an instance, and so is well when it begins anew.
 #[tokio::test]
 async fn what_was_held_comes_in_order_when_it_is_let_out() {

@@ -87,7 +87,8 @@ async fn what_is_wrong_with_a_script_is_told_with_its_place() {
 // "an exception in the user's function is a fault of that message, not a dead instance".
 #[tokio::test]
 async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
-    let gateway = Gateway::with("[plugins]\nquarantine_faults = 1\n").await;
+    // One more than there are subscriptions that have the bad message judged.
+    let gateway = Gateway::with("[plugins]\nquarantine_faults = 4\n").await;
     let (device, other) = (gateway.device("pump").await, gateway.device("other").await);
     let text = "({ type }) => { if (type === 'bad') throw new Error('that is bad'); return true }";
     upload(&gateway, "mine&world=filter", text).await.expect(201);

@@ -273,7 +273,7 @@ pub struct Plugins {
     pub tenant_bytes: u64,
     /// Longest pause in seconds between two attempts at messages that a plugin failed on.
     pub retry_seconds: u64,
-    /// Failed calls within `quarantine_seconds` after which a plugin is asked no more.
+    /// Failed calls, or refusals in a row, within `quarantine_seconds` after which a plugin is asked no more.
     pub quarantine_faults: u32,
     /// Seconds in which they are counted.
     pub quarantine_seconds: u64,

@@ -81,8 +81,8 @@ pub struct PluginLimits {
     pub compile_seconds: u64,
     /// Bytes of memory that the compiler may use; more is [`PluginError::Component`].
     pub compile_bytes: u64,
-    /// Failed calls of one version in one tenant within `quarantine_seconds` after which it is asked no more; then its messages are
-    /// answered with [`Fault::Quarantined`].
+    /// Failed calls of one version in one tenant, or messages that it refuses one after another, within `quarantine_seconds`, after
+    /// which it is asked no more; then its messages are answered with [`Fault::Quarantined`].
     pub quarantine_faults: u32,
     /// See `quarantine_faults`.
     pub quarantine_seconds: u64,
@@ -713,6 +713,8 @@ impl Plugins {
             known.map(|answers| {
                 let dropped = answers.iter().filter(|verdict| **verdict == Ok(false)).count();
                 instance.0.account.judged(answers.len(), dropped);
+                let mut words = instance.0.account.words();
+                messages.iter().for_each(|message| words.answered(&message.source));
                 Answered { answers, processor_time: Duration::ZERO }
             })
         };

@@ -351,7 +351,7 @@ impl Worker {
             self.live.put(instance, live);
         }
         instance.plugin().0.seconds.record(started.elapsed());
-        self.shared.account::<W>(instance, &answers);
+        self.shared.account::<W>(instance, batch.messages(), &answers);
         let processor_time = processor_time().saturating_sub(processor);
         instance.0.account.used(processor_time);
         Answered { answers, processor_time }
@@ -472,11 +472,23 @@ impl Shared {
         }
     }
 
-    fn account<W: Work>(&self, instance: &Instance, answers: &Answers<W>) {
+    fn account<W: Work>(&self, instance: &Instance, messages: &[Arc<Message>], answers: &Answers<W>) {
         let dropped = answers.iter().filter(|answer| answer.as_ref().is_ok_and(W::is_drop)).count();
         instance.0.account.judged(answers.len(), dropped);
         for fault in answers.iter().filter_map(|answer| answer.as_ref().err()) {
             self.report(instance, fault);
+        }
+        let mut words = instance.0.account.words();
+        for (Message { source, .. }, answer) in messages.iter().map(Arc::as_ref).zip(answers) {
+            match answer {
+                Ok(_) => words.answered(source),
+                Err(fault @ (Fault::Refused(_) | Fault::Output(_))) => {
+                    if words.refused(source, &self.limits, Instant::now()) {
+                        self.quarantine.impose(instance, fault);
+                    }
+                }
+                Err(_) => {}
+            }
         }
     }
 

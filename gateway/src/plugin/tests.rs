@@ -771,13 +771,31 @@ async fn who_fails_too_often_is_asked_no_more() {
 }
 
 #[tokio::test]
-async fn words_on_a_message_are_no_reason_for_quarantine() {
-    let limits = PluginLimits { quarantine_faults: 1, output_bytes: 4, ..quick() };
+async fn words_on_each_message_are_a_reason_for_quarantine() {
+    let limits = PluginLimits { quarantine_faults: 3, output_bytes: 4, ..quick() };
     let plugins = start(&limits);
     let transform = instance(&plugins, TRANSFORM, r#"["f"]"#).await;
-    assert!(matches!(shape(&plugins, &transform, messages(1)).await[..], [Err(Fault::Output(_))]));
+    assert!(matches!(shape(&plugins, &transform, messages(2)).await[..], [Err(Fault::Output(_)), Err(_)]));
     assert!(plugins.quarantine().list(None).is_empty());
-    assert_eq!(kinds(&plugins, TRANSFORM, "output"), 1);
+    shape(&plugins, &transform, messages(1)).await;
+    assert_eq!(plugins.quarantine().list(None).len(), 1);
+    assert_eq!(kinds(&plugins, TRANSFORM, "output"), 3);
+    let answers = shape(&plugins, &transform, messages(1)).await;
+    assert!(matches!(&answers[..], [Err(Fault::Quarantined(reason))] if reason.contains("a body of ")), "{answers:?}");
+}
+
+#[tokio::test]
+async fn words_on_some_messages_are_none() {
+    let plugins = start(&PluginLimits { quarantine_faults: 3, ..quick() });
+    let text = "({ type }) => { if (type === 'bad') throw new Error('that is bad'); return true }";
+    let filter = configure(&plugins, &script(&plugins, World::Filter, text).await.unwrap(), "{}").await;
+    for _ in 0..3 {
+        let answers = judge(&plugins, &filter, of_types(["bad", "bad", "good", "bad", "bad", "good"])).await;
+        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 2, "{answers:?}");
+    }
+    assert!(plugins.quarantine().list(None).is_empty());
+    judge(&plugins, &filter, of_types(["bad"; 3])).await;
+    assert_eq!(plugins.quarantine().list(None).len(), 1);
 }
 
 #[tokio::test]

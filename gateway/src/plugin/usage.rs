@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Fault, PluginLimits};
+use crate::message::SourceId;
 
 /// What the instances of a plugin have used since it was loaded.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
@@ -54,14 +55,83 @@ pub(super) struct Account {
     taken_all: AtomicBool,
     /// The hashes of the instances that once took all.
     greedy: Mutex<HashSet<u64>>,
-    failures: Mutex<Failures>,
+    failures: Mutex<Run>,
+    words: Mutex<Words>,
 }
 
-/// Failed calls since the first one of a time.
+/// Failures since the first one of a time.
 #[derive(Default)]
-struct Failures {
+struct Run {
     since: Option<Instant>,
     count: u32,
+}
+
+impl Run {
+    /// Counts one more. True if there have been too many; then it begins anew.
+    fn is_too_long(&mut self, limits: &PluginLimits, now: Instant) -> bool {
+        let since = *self.since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= Duration::from_secs(limits.quarantine_seconds) {
+            *self = Self { since: Some(now), count: 0 };
+        }
+        self.count += 1;
+        let too_many = self.count >= limits.quarantine_faults;
+        if too_many {
+            *self = Self::default();
+        }
+        too_many
+    }
+}
+
+/// How messages were answered by word: whether the plugin fails on everything, or on what is bad.
+#[derive(Default)]
+pub(super) struct Words {
+    /// Refusals since the last answer.
+    run: Run,
+    refused: Sources,
+    /// Of all times.
+    answered: Sources,
+}
+
+impl Words {
+    pub(super) fn answered(&mut self, source: &SourceId) {
+        (self.run, self.refused) = (Run::default(), Sources::None);
+        self.answered.add(source);
+    }
+
+    /// True if there have been too many without an answer in between. Those of one source count only if it has answered no other:
+    /// one bad device may send, or have held, any number.
+    pub(super) fn refused(&mut self, source: &SourceId, limits: &PluginLimits, now: Instant) -> bool {
+        self.refused.add(source);
+        !self.refused.is_one_beside(&self.answered) && self.run.is_too_long(limits, now)
+    }
+}
+
+/// Whose messages.
+#[derive(Default)]
+enum Sources {
+    #[default]
+    None,
+    One(SourceId),
+    Several,
+}
+
+impl Sources {
+    fn add(&mut self, source: &SourceId) {
+        match self {
+            Self::None => *self = Self::One(source.clone()),
+            Self::One(one) if one != source => *self = Self::Several,
+            Self::One(_) | Self::Several => {}
+        }
+    }
+
+    /// Whether it is one, and the others are not that one alone.
+    fn is_one_beside(&self, others: &Self) -> bool {
+        match (self, others) {
+            (Self::One(one), Self::One(other)) => one != other,
+            (Self::One(_), Self::Several) => true,
+            _ => false,
+        }
+    }
 }
 
 impl Account {
@@ -105,17 +175,11 @@ impl Account {
 
     /// Counts a call that failed. True if there have been too many.
     pub(super) fn failed(&self, limits: &PluginLimits, now: Instant) -> bool {
-        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = *failures.since.get_or_insert(now);
-        if now.saturating_duration_since(since) >= Duration::from_secs(limits.quarantine_seconds) {
-            *failures = Failures { since: Some(now), count: 0 };
-        }
-        failures.count += 1;
-        let too_many = failures.count >= limits.quarantine_faults;
-        if too_many {
-            *failures = Failures::default();
-        }
-        too_many
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner).is_too_long(limits, now)
+    }
+
+    pub(super) fn words(&self) -> MutexGuard<'_, Words> {
+        self.words.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn usage(&self) -> Usage {
@@ -142,5 +206,29 @@ mod tests {
         let at = |seconds| account.failed(&limits, start + Duration::from_secs(seconds));
         assert_eq!([at(0), at(9), at(10), at(11), at(12)], [false, false, false, false, true]);
         assert_eq!([at(12), at(13), at(14)], [false, false, true], "begins anew");
+    }
+
+    /// Whether it is too much at the end, after messages of these sources: `+` is answered, `-` refused.
+    fn is_too_much(messages: &str) -> bool {
+        let limits = PluginLimits { quarantine_faults: 3, ..PluginLimits::default() };
+        let (mut words, mut is_too_much) = (Words::default(), false);
+        for message in messages.split(' ') {
+            let (source, word) = message.split_at(1);
+            match word {
+                "+" => words.answered(&source.into()),
+                _ => is_too_much |= words.refused(&source.into(), &limits, Instant::now()),
+            }
+        }
+        is_too_much
+    }
+
+    #[test]
+    fn refusals_count_in_a_row_and_those_of_one_source_among_others_not_at_all() {
+        for messages in ["a- a- a-", "a- b- c-", "a+ a- a- a-", "a+ b+ a- b- a- b-", "a- a- a+ a- b- a-"] {
+            assert!(is_too_much(messages), "{messages}");
+        }
+        for messages in ["a- a- a+ a- a-", "b+ a- a- a- a- a-", "a+ b+ a- a- a- a-", "b+ a- a- a- b+ c- c- c-"] {
+            assert!(!is_too_much(messages), "{messages}");
+        }
     }
 }
