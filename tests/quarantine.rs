@@ -69,8 +69,17 @@ async fn one_that_goes_on_to_fail_is_soon_back() {
         assert!(usage[member].as_u64() > Some(0), "{member} of {first}");
     }
     let released = release(&gateway, path).await;
-    let expected = json!({"lifted": true, "subscriptions": 1, "passed": 0, "dropped": 0, "held": 5});
-    assert_eq!(released, expected);
+    for (member, value) in
+        [("lifted", json!(true)), ("subscriptions", json!(1)), ("passed", json!(0)), ("held", json!(5))]
+    {
+        assert_eq!(released[member], value, "{member} of {released}");
+    }
+    assert!(released["quarantine"]["reason"].as_str().unwrap().contains("answers to"), "back already: {released}");
+    let fault = &released["lastFault"];
+    assert_eq!(
+        [&fault["plugin"], &fault["version"], &fault["kind"]],
+        [&json!("mine"), &json!(1), &json!("wrong_length")]
+    );
     let second = eventually("the quarantine again", quarantined).await;
     assert!(second["usage"]["calls"].as_u64() > usage["calls"].as_u64(), "it was asked in between: {second}");
     assert_ne!(second["quarantine"]["since"], first["quarantine"]["since"], "{second}");
@@ -108,6 +117,7 @@ async fn one_that_refuses_everything_is_asked_no_more() {
     assert_eq!(broken["usage"]["faults"], json!({"refused": 5, "quarantined": 26}), "{broken}");
     let reason = broken["quarantine"]["reason"].as_str().unwrap();
     assert!(reason.contains("Error: no such setting (line 1, column"), "{broken}");
+    assert_eq!(broken["usage"]["lastFault"]["reason"], broken["quarantine"]["reason"], "{broken}");
 }
 
 // A guest that fails on every third message of an instance, and so is well when it begins anew.

@@ -92,11 +92,12 @@ async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
     let (device, other) = (gateway.device("pump").await, gateway.device("other").await);
     let text = "({ type }) => { if (type === 'bad') throw new Error('that is bad'); return true }";
     upload(&gateway, "mine&world=filter", text).await.expect(201);
-    let mut consumers = Vec::new();
+    let (mut consumers, mut holding) = (Vec::new(), Vec::new());
     for (topic, on_fault) in [("Hold", "hold"), ("Drop", "drop"), ("Pass", "pass")] {
         for source in [&device, &other] {
             let extension = json!({"filters": [{"plugin": "mine"}], "onFault": on_fault});
-            gateway.subscribe(&with(topic, source, extension)).await;
+            let made = gateway.subscribe(&with(topic, source, extension)).await;
+            holding.push(made["id"].as_str().unwrap().to_owned());
         }
         consumers.push(gateway.consumer(topic, "subA").await);
     }
@@ -113,6 +114,17 @@ async fn what_a_script_throws_is_a_fault_of_that_message_alone() {
     assert_eq!((&shown["heldMessages"], shown.get("quarantine")), (&json!(2), None), "{shown}");
     assert_eq!(shown["usage"]["faults"].as_object().unwrap().keys().collect::<Vec<_>>(), ["refused"], "{shown}");
     assert!(gateway.stderr().contains("that is bad"), "{}", gateway.stderr());
+    let fault = &shown["usage"]["lastFault"];
+    let reason = fault["reason"].as_str().unwrap();
+    assert!(fault["kind"] == "refused" && reason.starts_with("the plugin refused: Error: that is bad"), "{fault}");
+    let last_fault = async |subscription: &str| {
+        let path = format!("/tidegate/v1/subscriptions/{subscription}/usage");
+        gateway.get(&path).await.expect(200).json()["plugins"][0]["lastFault"]["reason"].clone()
+    };
+    assert_eq!(last_fault(&holding[0]).await, fault["reason"]);
+    assert_eq!(last_fault(&holding[1]).await, Value::Null, "the other device sent nothing bad");
+    let released = gateway.call("POST", &format!("{PATH}/mine/release")).await.expect(200).json();
+    assert_eq!((&released["held"], &released["lastFault"]["reason"]), (&json!(2), &fault["reason"]), "{released}");
 }
 
 // `limits.frame_bytes`: the body fits into `plugins.output_bytes`, but not as Base64 into a notification. Producers and other

@@ -20,7 +20,7 @@ use crate::pipeline::Released;
 use crate::platform::list::only_known;
 use crate::platform::page::PageRequest;
 use crate::platform::parse_id;
-use crate::plugin::{Fault, Instance, PluginId, Quarantined, Usage, World, built_ins};
+use crate::plugin::{Fault, Instance, LastFault, PluginId, Quarantined, Usage, World, built_ins};
 use crate::registry::{Language, RegistryError, Upload, Uploaded, Version};
 use crate::subscription::Route;
 use crate::time;
@@ -180,14 +180,32 @@ async fn let_out(app: &App, tenant: &Tenant, plugins: &[PluginId]) -> Response {
     let users = plugins.iter().flat_map(|plugin| app.index.users(tenant, plugin));
     let users: BTreeSet<u64> = users.map(|route| route.subscription.id).collect();
     let subscriptions = users.len();
-    let Released { passed, dropped, held } = app.pipeline.release(tenant, users).await;
-    plain(&json!({
+    let Released { passed, dropped, held } = app.pipeline.release(tenant, users.clone()).await;
+    let routes = users.into_iter().filter_map(|user| app.index.get(tenant, user));
+    let holding = routes.filter(|route| app.topics.held(&route.topic, route.subscription.id).messages > 0);
+    let reason = holding.filter_map(|route| last_fault(&route)).max_by_key(|(_, fault)| fault.time_ms);
+    let mut body = json!({
         "lifted": lifted > 0,
         "subscriptions": subscriptions,
         "passed": passed,
         "dropped": dropped,
         "held": held,
-    }))
+    });
+    if let Some((plugin, fault)) = reason {
+        body["lastFault"] = named(&plugin, render_fault(&fault));
+    }
+    if let Some(why) = plugins.iter().find_map(|plugin| app.plugins.quarantine().is(tenant, plugin)) {
+        body["quarantine"] = render_quarantine(&why);
+    }
+    plain(&body)
+}
+
+/// The latest fault of the plugins of a subscription on its messages.
+fn last_fault(route: &Route) -> Option<(PluginId, LastFault)> {
+    let instances = route.filters.iter().chain(&route.transforms);
+    let faults =
+        instances.filter_map(|instance| Some((instance.plugin().id().clone(), instance.own_usage().last_fault?)));
+    faults.max_by_key(|(_, fault)| fault.time_ms)
 }
 
 /// GET of what the plugins of a subscription have made of its messages, in the order in which they are asked, and its canary.
@@ -199,13 +217,8 @@ pub(super) async fn usage_of_subscription(
     let tenant = reader(&caller)?;
     let route = parse_id(&id).and_then(|id| app.index.get(tenant, id)).ok_or_else(missing)?;
     let share = |instance: &Instance| {
-        let PluginId { tenant, name, version } = instance.plugin().id();
-        let mut share = render_usage(&instance.own_usage());
-        share["plugin"] = (&**name).into();
+        let mut share = named(instance.plugin().id(), render_usage(&instance.own_usage()));
         share["world"] = instance.plugin().world().name().into();
-        if tenant.is_some() {
-            share["version"] = (*version).into();
-        }
         share
     };
     let mut body = json!({
@@ -335,19 +348,40 @@ fn with_state(app: &App, caller: &Caller, plugin: &PluginId, mut body: Value) ->
     body["usage"] = render_usage(&usage);
     body["usage"]["calls"] = usage.calls.into();
     body["usage"]["memoryBytes"] = usage.memory_bytes.into();
-    if let Some(Quarantined { since_ms, reason }) = app.plugins.quarantine().is(tenant, plugin) {
-        body["quarantine"] = json!({"since": time::text(since_ms), "reason": reason});
+    if let Some(why) = app.plugins.quarantine().is(tenant, plugin) {
+        body["quarantine"] = render_quarantine(&why);
     }
     body
+}
+
+/// With the plugin's name, and its version if it has one.
+fn named(PluginId { tenant, name, version }: &PluginId, mut body: Value) -> Value {
+    body["plugin"] = (&**name).into();
+    if tenant.is_some() {
+        body["version"] = (*version).into();
+    }
+    body
+}
+
+fn render_quarantine(Quarantined { since_ms, reason }: &Quarantined) -> Value {
+    json!({"since": time::text(*since_ms), "reason": reason})
+}
+
+fn render_fault(LastFault { time_ms, kind, reason }: &LastFault) -> Value {
+    json!({"time": time::text(*time_ms), "kind": kind, "reason": reason})
 }
 
 /// What became of messages, and what that took of the processor.
 fn render_usage(usage: &Usage) -> Value {
     let faults = Fault::KINDS.into_iter().zip(usage.faults).filter(|(_, faults)| *faults > 0);
-    json!({
+    let mut body = json!({
         "messages": usage.messages,
         "dropped": usage.dropped,
         "faults": faults.collect::<BTreeMap<_, _>>(),
         "processorMicroseconds": u64::try_from(usage.processor_time.as_micros()).unwrap_or(u64::MAX),
-    })
+    });
+    if let Some(fault) = &usage.last_fault {
+        body["lastFault"] = render_fault(fault);
+    }
+    body
 }

@@ -44,7 +44,7 @@ pub use self::module::{Plugin, PluginId, WeakPlugin, World};
 use self::pool::Pool;
 pub use self::quarantine::{Quarantine, QuarantineChange, Quarantined};
 use self::usage::Account;
-pub use self::usage::Usage;
+pub use self::usage::{LastFault, Usage};
 use crate::config::PluginEngine;
 use crate::message::{Message, Tenant};
 

@@ -5,7 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::host::cut;
 use super::{Fault, PluginLimits};
+use crate::clock::Clock;
 use crate::message::SourceId;
 
 /// What the instances of a plugin have used since it was loaded.
@@ -23,6 +25,19 @@ pub struct Usage {
     pub processor_time: Duration,
     /// Linear memory of its largest instance, in bytes.
     pub memory_bytes: u64,
+    /// The latest fault that says what is wrong with it.
+    pub last_fault: Option<LastFault>,
+}
+
+/// A fault that was.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LastFault {
+    /// When, in milliseconds since 1970.
+    pub time_ms: i64,
+    /// [`Fault::kind`].
+    pub kind: &'static str,
+    /// Its text, cut.
+    pub reason: Box<str>,
 }
 
 impl Usage {
@@ -36,6 +51,8 @@ impl Usage {
         }
         self.processor_time += other.processor_time;
         self.memory_bytes = self.memory_bytes.max(other.memory_bytes);
+        let both = [self.last_fault.take(), other.last_fault.clone()];
+        self.last_fault = both.into_iter().flatten().max_by_key(|fault| fault.time_ms);
     }
 }
 
@@ -57,6 +74,7 @@ pub(super) struct Account {
     greedy: Mutex<HashSet<u64>>,
     failures: Mutex<Run>,
     words: Mutex<Words>,
+    last_fault: Mutex<Option<LastFault>>,
 }
 
 /// Failures since the first one of a time.
@@ -171,6 +189,15 @@ impl Account {
     pub(super) fn faulted(&self, fault: &Fault, messages: usize) {
         let kind = Fault::KINDS.iter().position(|kind| *kind == fault.kind());
         self.faults[kind.expect("invariant: all kinds are known")].fetch_add(messages as u64, Relaxed);
+        // These tell nothing of what is wrong with it.
+        if !matches!(fault, Fault::Stopped | Fault::Quarantined(_) | Fault::Loading) {
+            let (time_ms, reason) = (Clock::system().now_ms(), cut(&fault.to_string()).into());
+            *self.last_fault() = Some(LastFault { time_ms, kind: fault.kind(), reason });
+        }
+    }
+
+    fn last_fault(&self) -> MutexGuard<'_, Option<LastFault>> {
+        self.last_fault.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Counts a call that failed. True if there have been too many.
@@ -190,6 +217,7 @@ impl Account {
             faults: std::array::from_fn(|kind| self.faults[kind].load(Relaxed)),
             processor_time: Duration::from_nanos(self.processor_ns.load(Relaxed)),
             memory_bytes: self.memory_bytes.load(Relaxed),
+            last_fault: self.last_fault().clone(),
         }
     }
 }
