@@ -84,6 +84,30 @@ async fn what_is_wrong_with_a_script_is_told_with_its_place() {
     gateway.get(&format!("{PATH}/mine")).await.error(404, "");
 }
 
+#[tokio::test]
+async fn a_script_refuses_settings_with_its_own_words() {
+    let gateway = Gateway::start().await;
+    let text = "export function configure({ limit }) {
+        if (typeof limit !== 'number') throw new Error('limit: a number is expected');
+    }
+    export default ({ body }, { limit }) => body.c8y_Reading.R.value > limit";
+    let made = upload(&gateway, "above&world=filter", text).await.expect(201).json();
+    assert_eq!(made["configure"], "limit: a number is expected", "of {{}}: {made}");
+    upload(&gateway, "above&world=filter&settings=%7B%22limit%22%3A%22x%22%7D", text)
+        .await
+        .error(422, "settings: limit: a");
+    let device = gateway.device("pump").await;
+    let using = |settings| with("Sub1", &device, json!({"filters": [{"plugin": "above", "settings": settings}]}));
+    let refused = gateway.post("/notification2/subscriptions", &using(json!({"limits": 3}))).await;
+    refused.error(422, "tidegate.filters[0].settings: limit: a number is expected");
+    gateway.subscribe(&using(json!({"limit": 3}))).await;
+    let mut consumer = gateway.consumer("Sub1", "subA").await;
+    for value in [3, 4] {
+        gateway.measure(&device, "t", value).await;
+    }
+    assert_eq!(value_of(&consumer.receive().await.json()), 4);
+}
+
 // "an exception in the user's function is a fault of that message, not a dead instance".
 #[tokio::test]
 async fn what_a_script_throws_is_a_fault_of_that_message_alone() {

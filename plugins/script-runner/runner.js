@@ -7,7 +7,7 @@ import log from "tidegate:plugin/log@1.0.0";
 /** Sources whose state is kept; the least recently seen one is forgotten first. */
 const SOURCES = 10_000;
 
-/** The compiled function, its settings, and its state by source if it takes a third parameter. */
+/** The compiled function, its settings if there are any yet, and its state by source if it takes a third parameter. */
 let main, settings, states;
 /** The message that is being looked at. */
 let current;
@@ -46,40 +46,60 @@ class Message {
 // -- Compiling
 
 const STRICT = '"use strict"; ';
-const EXPORT = /^([ \t]*)export[ \t]+default\b/m;
+const DEFAULT = /^([ \t]*)export[ \t]+default\b/m;
+const CONFIGURE = /^[ \t]*export(?=[ \t]+(?:(?:async[ \t]+)?function|const|let)[ \t]+configure\b)/m;
+const COMMON = /^[ \t]*(?:module\.)?exports(?:\.\w+)?[ \t]*=(?![=>])/m;
+const IMPORT = /^[ \t]*import\b|\brequire\b/;
 
 /** The user's text starts on the third line of what `Function` makes of it, or behind `prefix`. */
 const FIRST_LINE = 3;
 
-/** The one function that the text is, or the one that it exports. */
+/** The one function that the text is, or the one that it exports; and `configure`, if it exports that, too. */
 function compile(text) {
   if (text.trim() === "") throw `the script is empty; ${HINT}`;
-  const exporting = EXPORT.test(text);
+  const exporting = DEFAULT.test(text);
+  if (!exporting && COMMON.test(text)) throw "write `export default` in place of `module.exports =`";
+  const configuring = exporting && CONFIGURE.test(text);
   const prefix = exporting ? STRICT : `${STRICT}exports.main = (`;
-  // As long as what it replaces, so that columns stay true.
-  const body = exporting ? text.replace(EXPORT, "$1exports.main =") : `${text.replace(/[;\s]+$/, "")}\n)`;
+  // As long as what they replace, so that columns stay true.
+  let body = exporting ? text.replace(DEFAULT, "$1exports.main =") : `${text.replace(/[;\s]+$/, "")}\n)`;
+  if (configuring) body = `${body.replace(CONFIGURE, (found) => " ".repeat(found.length))}\nexports.configure = configure;`;
   const exports = {};
   columns = prefix.length;
   try {
     new Function("exports", prefix + body)(exports);
   } catch (error) {
-    if (!(error instanceof SyntaxError)) throw describe(error);
-    const early = place(error)?.line > text.split("\n").length;
-    throw `${early ? "SyntaxError: the script ends too early" : describe(error)}${exporting ? "" : `; ${HINT}`}`;
+    throw uncompiled(error, text, exporting);
   }
   if (typeof exports.main !== "function") throw `the script is no function; ${HINT}`;
-  if (exports.main.constructor !== Function) throw "the function must be an ordinary one: neither async nor a generator";
-  return exports.main;
+  if (!isOrdinary(exports.main)) throw "the function must be an ordinary one: neither async nor a generator";
+  if (configuring && !isOrdinary(exports.configure)) throw "`configure` must be an ordinary function";
+  return exports;
 }
 
 const HINT = "write `(message, settings) => …`, or `export default` before the function if there is more than it";
+
+/** Neither async nor a generator. */
+function isOrdinary(value) {
+  return value?.constructor === Function;
+}
+
+/** What the author has to change. */
+function uncompiled(error, text, exporting) {
+  const lines = text.trimEnd().split("\n");
+  const at = place(error);
+  if (at && IMPORT.test(lines[at.line - 1])) return `${describe(error)}; nothing can be imported`;
+  if (!(error instanceof SyntaxError)) return exporting ? describe(error) : `the script is no function: ${describe(error)}; ${HINT}`;
+  const early = `SyntaxError: the script ends too early (line ${lines.length}, column ${lines.at(-1).length + 1})`;
+  return `${at?.line > lines.length ? early : describe(error)}${exporting ? "" : `; ${HINT}`}`;
+}
 
 /** Columns that the first line of the user's text is moved by. */
 let columns = 0;
 
 /** Where in the user's text an exception was thrown, if the engine knows it. */
 function place(error) {
-  const found = /<input>:(\d+):(\d+)/.exec(error.stack);
+  const found = /<input>:(\d+):(\d+)/.exec(error?.stack);
   if (found === null) return undefined;
   const line = found[1] - FIRST_LINE + 1;
   // Of some errors the engine knows no more than the line.
@@ -166,9 +186,13 @@ const FAULT = 2;
 
 export const scripting = {
   configure(script, given) {
-    main = compile(script);
-    settings = JSON.parse(given);
+    const exported = compile(script);
+    main = exported.main;
     if (main.length > 2) states = new Map();
+    if (given !== undefined && given !== null) {
+      settings = JSON.parse(given);
+      accept(exported.configure);
+    }
     return states !== undefined;
   },
 
@@ -179,7 +203,7 @@ export const scripting = {
       verdicts[i] = FAULT;
       faults.push(text);
     };
-    run(batch, (verdict, i) => { if (verdict) verdicts[i] = PASS; }, fault);
+    run(batch, (returned, i) => { if (passes(returned)) verdicts[i] = PASS; }, fault);
     return { verdicts, faults };
   },
 
@@ -190,12 +214,38 @@ export const scripting = {
   },
 };
 
+/** Asks the script whether it can use the settings; what it throws is a text for the user who wrote them. */
+function accept(configure) {
+  try {
+    configure?.(settings);
+  } catch (error) {
+    const text = error?.constructor === Error ? error.message : typeof error === "string" ? error : describe(error);
+    throw text.toWellFormed();
+  }
+}
+
+/** What a filter's function says. */
+function passes(returned) {
+  if (returned === undefined) throw new TypeError("the function returned nothing; a filter returns whether the message passes");
+  refusePromise(returned);
+  return Boolean(returned);
+}
+
 function newBody(returned) {
   if (returned === current && !Message.hasReadBody(current)) return { tag: "unchanged" };
   const body = returned === current ? current.body : returned;
   if (body instanceof Uint8Array) return { tag: "bytes", val: body };
-  const text = typeof body === "string" ? body : JSON.stringify(body);
-  if (text === undefined) throw new TypeError(`the function returned ${body === undefined ? "nothing" : typeof body}`);
+  refusePromise(body);
+  const isBody = typeof body === "string" || (typeof body === "object" && body !== null);
+  const text = typeof body === "string" ? body : isBody ? JSON.stringify(body) : undefined;
+  if (text === undefined) {
+    const what = body === undefined ? "nothing" : body === null ? "null" : `a ${typeof body}`;
+    throw new TypeError(`the function returned ${what}; a transform returns an object, a text, a Uint8Array or the message`);
+  }
   // Half a pair of surrogates has no form in UTF-8, and would cost the instance.
   return { tag: "text", val: text.toWellFormed() };
+}
+
+function refusePromise(returned) {
+  if (returned instanceof Promise) throw new TypeError("the function returned a promise: it must not be async");
 }

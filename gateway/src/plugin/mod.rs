@@ -216,6 +216,7 @@ struct Key {
     hash: u64,
     tenant: Tenant,
     plugin: Plugin,
+    /// JSON text; empty if a script is only to be compiled.
     settings: Box<str>,
     /// The subscription that it belongs to, if it keeps state.
     owner: Option<u64>,
@@ -611,10 +612,10 @@ impl Plugins {
         }
     }
 
-    /// Has the script compiled, for which no settings are needed: what is wrong with it is told now, not when it is used.
+    /// Has the script compiled, without settings: what is wrong with it is told now, not when it is used.
     async fn check_script(&self, plugin: Plugin) -> Result<Plugin, PluginError> {
         let tenant = plugin.id().tenant.clone().unwrap_or_else(|| "edge".into());
-        let reason = match self.trial(&tenant, &plugin, "null", Vec::new()).await {
+        let reason = match self.trial(&tenant, &plugin, "", Vec::new()).await {
             Ok(_) => return Ok(plugin),
             Err(PluginError::Settings(text)) => text.into(),
             Err(PluginError::Fault { fault, .. }) if fault != Fault::Stopped => {

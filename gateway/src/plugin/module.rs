@@ -286,6 +286,7 @@ impl Loaded {
             }
             Code::Script(pre, world, text) => {
                 let runner = pre.instantiate(&mut *store)?;
+                let settings = Some(settings).filter(|settings| !settings.is_empty());
                 let stateful = runner.tidegate_script_runner_scripting().call_configure(store, text, settings)?;
                 stateful.map(|stateful| Guest::script(runner, *world, stateful))
             }

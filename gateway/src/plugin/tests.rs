@@ -989,7 +989,13 @@ async fn scripts_are_written_as_people_write_functions() {
     for (truthy, passes) in [("1", true), ("'a'", true), ("{}", true), ("0", false), ("null", false), ("''", false)] {
         assert_eq!(verdict(&plugins, &format!("() => ({truthy})"), "null", "{}").await, Ok(passes), "{truthy}");
     }
-    assert_eq!(verdict(&plugins, "(m) => { m.type }", "null", "{}").await, Ok(false), "nothing is no");
+    for (text, said) in [
+        ("(m) => { m.type }", "the function returned nothing; a filter returns whether the message passes"),
+        ("(m) => Promise.resolve(true)", "the function returned a promise: it must not be async"),
+    ] {
+        let refused = Fault::Refused(format!("TypeError: {said}").into());
+        assert_eq!(verdict(&plugins, text, "null", "{}").await, Err(refused), "{text}");
+    }
     let unread = "(m) => m.type === 't'";
     assert_eq!(verdict(&plugins, unread, "null", "no JSON").await, Ok(true), "a body that is not read is not parsed");
 }
@@ -1004,7 +1010,15 @@ async fn what_is_wrong_with_a_script_is_said_with_its_place() {
             "\nexport default (m) =>\n  m.a ==== 3",
             "SyntaxError: unexpected token in expression: '=' (line 3, column 10)",
         ),
-        ("(m) => {", "SyntaxError: the script ends too early"),
+        ("(m) => {\n  if (m.a) {", "SyntaxError: the script ends too early (line 2, column 13); write"),
+        ("export default (m) => {\n  return true;\n\n", "SyntaxError: the script ends too early (line 2, column 15)"),
+        (
+            "message.body.x > 1",
+            "the script is no function: ReferenceError: message is not defined (line 1, column 1); write",
+        ),
+        ("module.exports = (m) => true", "write `export default` in place of `module.exports =`"),
+        ("exports.main = (m) => true", "write `export default`"),
+        ("export default () => true\nexport async function configure() {}", "`configure` must be an ordinary function"),
         (
             "const limit = 3;\n(m) => m.body.n > limit",
             "SyntaxError: unexpected token in expression: 'const' (line 1, column 1); write",
@@ -1018,6 +1032,47 @@ async fn what_is_wrong_with_a_script_is_said_with_its_place() {
     ] {
         let reason = script(&plugins, World::Filter, text).await.unwrap_err();
         assert!(reason.starts_with(said), "{text:.60}: {reason}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_can_be_imported() {
+    let plugins = start(&PluginLimits::default());
+    for text in [
+        "import x from 'y';\nexport default () => x",
+        "import { x } from \"y\";\n(m) => x",
+        "const x = require('y');\nexport default () => x",
+    ] {
+        let reason = script(&plugins, World::Filter, text).await.unwrap_err();
+        assert!(
+            reason.ends_with("; nothing can be imported") && reason.contains("(line 1, column "),
+            "{text}: {reason}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_script_may_refuse_settings() {
+    let plugins = start(&PluginLimits::default());
+    for configure in [
+        "export function configure(settings) { if (!settings.limit) throw new Error('limit: is missing') }",
+        "export const configure = ({ limit }) => { if (!limit) throw 'limit: is missing' };",
+    ] {
+        let text = format!("{configure}\nexport default (m, {{ limit }}) => m.body.n > limit;\n");
+        let script = script(&plugins, World::Filter, &text).await.unwrap();
+        match plugins.configure(&"t1".into(), &script, r#"{"limits":4}"#, 1).await {
+            Err(PluginError::Settings(text)) => assert_eq!(&*text, "limit: is missing"),
+            outcome => panic!("{outcome:?}"),
+        }
+        assert_eq!(verdict(&plugins, &text, r#"{"limit":4}"#, r#"{"n":5}"#).await, Ok(true), "{text}");
+    }
+    let broken = "export default () => true;\nexport function configure(settings) {\n  settings.a.b;\n}";
+    let script = script(&plugins, World::Filter, broken).await.unwrap();
+    match plugins.configure(&"t1".into(), &script, "{}", 1).await {
+        Err(PluginError::Settings(text)) => {
+            assert!(text.starts_with("TypeError: ") && text.contains("(line 3, "), "{text}");
+        }
+        outcome => panic!("{outcome:?}"),
     }
 }
 
@@ -1126,15 +1181,26 @@ async fn a_script_reshapes_bodies() {
         ("(m) => 'F,' + m.body.f", Ok("F,100")),
         ("() => new Uint8Array([65, 66])", Ok("AB")),
         ("() => '\\ud800'", Ok("\u{fffd}")),
-        ("(m) => { m.body.f }", Err(Fault::Refused("TypeError: the function returned nothing".into()))),
+        ("(m) => [m.body.f]", Ok("[100]")),
     ] {
         let script = script(&plugins, World::Transform, text).await.unwrap();
         let transform = configure(&plugins, &script, "null").await;
         let shaped = shape(&plugins, &transform, vec![message("t", r#"{"f": 100}"#)]).await.remove(0);
         assert_eq!(shaped, expected.map(|body| Bytes::from(body.to_owned())), "{text}");
     }
-    let function = script(&plugins, World::Transform, "(m) => () => m").await.unwrap();
-    let transform = configure(&plugins, &function, "null").await;
-    let shaped = shape(&plugins, &transform, messages(1)).await.remove(0);
-    assert_eq!(shaped, Err(Fault::Refused("TypeError: the function returned function".into())));
+    for (text, what) in [
+        ("(m) => { m.body.f }", "nothing"),
+        ("(m) => 1", "a number"),
+        ("(m) => true", "a boolean"),
+        ("(m) => null", "null"),
+        ("(m) => () => m", "a function"),
+        ("(m) => 1n", "a bigint"),
+        ("(m) => Promise.resolve(m)", "a promise: it must not be async"),
+    ] {
+        let script = script(&plugins, World::Transform, text).await.unwrap();
+        let transform = configure(&plugins, &script, "null").await;
+        let shaped = shape(&plugins, &transform, messages(1)).await.remove(0);
+        let said = format!("TypeError: the function returned {what}");
+        assert!(matches!(&shaped, Err(Fault::Refused(text)) if text.starts_with(&said)), "{text}: {shaped:?}");
+    }
 }
