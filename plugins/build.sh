@@ -23,7 +23,7 @@ readonly guests=(
 )
 # Built by script-runner/build.sh, never to the same bytes: carried over as it is.
 readonly carried=script-runner.wasm
-readonly faulty=(loop loop-start keeper memory wrong-length trap-third garbage huge shape-trap-third)
+readonly faulty=(loop loop-start keeper memory wrong-length trap-third garbage huge shape-trap-third first-alone pointers)
 
 # Debian's compiler for browsers: goes beside rustup, and brings the source of std instead of a built one.
 readonly debian_rustc=/usr/bin/rustc

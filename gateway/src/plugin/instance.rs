@@ -17,7 +17,7 @@ use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
 use super::host::{Batch, Budget, Host, cut, processor_time};
-use super::pointer::{Found, Pointers};
+use super::pointer::{self, Found, Pointers};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::message::Message;
 use crate::{dispatch, json};
@@ -194,12 +194,14 @@ impl Guest {
 
     /// Refuses what this gateway can't give.
     fn check(&self) -> Result<(), Fault> {
-        match self {
-            Self::Filter(_, interest, _) if interest.pointers.len() > POINTERS => {
-                Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()))
-            }
-            _ => Ok(()),
+        let Self::Filter(_, filtering::Interest { pointers, .. }, _) = self else { return Ok(()) };
+        if pointers.len() > POINTERS {
+            return Err(Fault::Refused(format!("it asks for more than {POINTERS} pointers").into()));
         }
+        pointers.iter().try_for_each(|pointer| {
+            let refusal = |reason| refused(&format!("`{}` is no JSON pointer: {reason}", cut(pointer)));
+            pointer::check(pointer).map_err(refusal)
+        })
     }
 }
 

@@ -95,6 +95,17 @@ impl Node {
     }
 }
 
+/// Says what is wrong with what is to be an RFC 6901 pointer (section 3).
+pub(super) fn check(pointer: &str) -> Result<(), &'static str> {
+    if !pointer.is_empty() && !pointer.starts_with('/') {
+        return Err("it does not start with a slash");
+    }
+    match pointer.split('~').skip(1).all(|rest| rest.starts_with(['0', '1'])) {
+        true => Ok(()),
+        false => Err("in it, `~` is written `~0`, and a slash in a name `~1`"),
+    }
+}
+
 /// The value at one pointer.
 pub(super) fn find<'a>(json: &'a [u8], pointer: &str) -> Found<'a> {
     let mut found = Vec::with_capacity(1);
@@ -254,6 +265,17 @@ mod tests {
                 }
             };
             assert_eq!(find(json, pointer), expected, "{pointer}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_pointer_is_told_from_one() {
+        for pointer in ["", "/", "/a/b~0c~1d", "//", "/~01"] {
+            assert_eq!(check(pointer), Ok(()), "{pointer}");
+        }
+        for (text, reason) in [("a/b", "slash"), ("$.a", "slash"), ("/a~", "`~0`"), ("/a~2b", "`~0`"), ("/~1~", "`~0`")]
+        {
+            assert!(check(text).unwrap_err().contains(reason), "{text}");
         }
     }
 

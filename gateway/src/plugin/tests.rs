@@ -824,6 +824,23 @@ async fn what_is_used_is_counted_by_tenant_and_version() {
 }
 
 #[tokio::test]
+async fn who_asks_for_what_is_no_pointer_is_refused() {
+    let plugins = start(&quick());
+    let plugin = load(&plugins, &component("faulty/pointers")).await.unwrap();
+    for (pointer, reason) in [("a/b", "a slash"), ("/a~b", "`~0`"), ("/a/b~1c", "")] {
+        match plugins.configure(&"t1".into(), &plugin, &format!("\"{pointer}\""), 1).await {
+            Err(PluginError::Settings(text)) => {
+                assert!(
+                    text.starts_with(&format!("`{pointer}` is no JSON pointer: ")) && text.contains(reason),
+                    "{text}"
+                );
+            }
+            outcome => assert!(outcome.is_ok() && reason.is_empty(), "{pointer}: {outcome:?}"),
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_is_forgotten_or_nobodys_is_deleted() {
     let dir = TempDir::new().unwrap();
     let plugins = Plugins::start(&quick(), &Compiler::Here, dir.path(), None).unwrap();
