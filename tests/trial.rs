@@ -186,6 +186,68 @@ fn last(subscription: &Value, last: u64) -> Value {
     json!({"settings": 1, "subscription": subscription["id"], "last": last})
 }
 
+// What a guest asks for is told when it is configured, not by each message having nothing.
+#[tokio::test]
+async fn a_pointer_that_is_none_is_named() {
+    let gateway = Gateway::start().await;
+    upload(&gateway, "look", &component("faulty/pointers")).await.expect(201);
+    let body = json!({"settings": "c8y_T/value", "messages": [of_type("t")]});
+    let text = "settings: `c8y_T/value` is no JSON pointer: it does not start with a slash";
+    try_out(&gateway, "look", &body).await.error(422, text);
+    let mut subscription = forwarded("Sub1", &gateway.device("pump").await);
+    subscription["tidegate"] = json!({"filters": [{"plugin": "look", "settings": "c8y_T/value"}]});
+    let made = gateway.post("/notification2/subscriptions", &subscription).await;
+    made.error(422, "tidegate.filters[0].settings: `c8y_T/value` is no JSON pointer");
+}
+
+// A plugin must not care how many messages it gets at once.
+#[tokio::test]
+async fn who_answers_otherwise_in_a_batch_is_told() {
+    let gateway = Gateway::start().await;
+    upload(&gateway, "first", &component("faulty/first-alone")).await.expect(201);
+    upload(&gateway, "keep", &component("faulty/keeper")).await.expect(201);
+    let try_types = async |plugin: &str, types: &[&str]| {
+        let messages: Vec<_> = types.iter().map(|kind| of_type(kind)).collect();
+        try_out(&gateway, plugin, &json!({"messages": messages})).await.expect(200).json()
+    };
+    let short = try_types("first", &["short", "t", "t"]).await;
+    assert_eq!(short["verdicts"], json!({"pass": 3, "drop": 0, "fault": 0}), "each by itself");
+    assert_eq!(short["batch"]["fault"], "the plugin gave 1 answers to 3 messages");
+    let other = try_types("first", &["t", "t", "t"]).await;
+    assert_eq!(other["batch"]["fault"], "message 2 is answered with drop in a batch, with pass by itself");
+    // As the gateway cuts them, at most 256 in a call.
+    let many = try_types("first", &["t"; 257]).await;
+    assert_eq!(many["batch"]["fault"], "message 2 is answered with drop in a batch, with pass by itself");
+    assert_eq!(try_types("first", &["t"]).await.get("batch"), None, "no batch");
+    // What keeps state sees the same from its beginning; a fault that costs the instance is told by its message alone.
+    let kept = try_types("keep", &["t"; 300]).await;
+    assert_eq!((&kept["verdicts"]["pass"], kept.get("batch")), (&json!(1), None), "{}", kept["verdicts"]);
+    let trapped = try_types("keep", &["t", "trap", "t"]).await;
+    assert_eq!((&trapped["verdicts"]["fault"], trapped.get("batch")), (&json!(1), None), "{trapped}");
+}
+
+#[tokio::test]
+async fn what_a_plugin_writes_into_the_log_is_told() {
+    let gateway = Gateway::start().await;
+    let text = "({ type }) => {
+        if (type === 'loud') for (let n = 0; n < 30; n++) console.debug('ä'.repeat(400));
+        console.error(`it is ${type}`);
+        if (type === 'bad') throw new Error('that is bad');
+        return true;
+    }";
+    let upload = gateway.call("POST", &format!("{PATH}?name=talk&world=filter")).body("text/javascript", text);
+    upload.await.expect(201);
+    let messages = ["t", "bad", "loud"].map(of_type);
+    let body = json!({"messages": messages});
+    let report = try_out(&gateway, "talk", &body).await.expect(200).json();
+    let log = |at: usize| &report["results"][at]["log"];
+    assert_eq!(*log(0), json!([{"level": "error", "text": "it is t"}]));
+    assert_eq!(*log(1), json!([{"level": "error", "text": "it is bad"}]), "also of one that fails");
+    let lines = log(2).as_array().unwrap();
+    assert_eq!((lines.len(), lines[0]["level"].as_str()), (20, Some("debug")), "{report}");
+    assert_eq!(lines[0]["text"], "ä".repeat(256), "512 bytes");
+}
+
 #[tokio::test]
 async fn what_is_stored_is_tried_as_a_subscription_selects_it() {
     let gateway = Gateway::start().await;

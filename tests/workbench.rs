@@ -62,6 +62,9 @@ fn the_terminal_is_told_what_is_wrong() {
     let (done, out, error) = faulty("trap-third");
     assert!(!done && error.contains("tidegate: the plugin failed on 1 messages"), "{error}");
     assert_eq!(lines(&out).iter().map(|line| &line["verdict"]).collect::<Vec<_>>(), ["pass", "pass", "fault", "pass"]);
+    let (done, out, error) = faulty("first-alone");
+    assert!(!done && error.contains("in a batch: message 2 is answered with drop"), "{error}");
+    assert!(lines(&out).iter().all(|line| line["verdict"] == "pass"), "{out}");
     let (done, out, _) = faulty("loop");
     assert!(!done && lines(&out).iter().all(|line| line["fault"]["kind"] == "deadline"), "{out}");
     for (arguments, component, text) in [
@@ -125,11 +128,12 @@ fn a_script_needs_nothing_but_its_text() {
         run(command.stdin(fs::File::open(place.path().join("input")).unwrap()))
     };
     let (done, out, error) = script(
-        "export default function (message, settings) {\n  return message.body.t > settings.limit;\n}\n",
+        "export default function (message, settings) {\n  console.log('hot?');\n  return message.body.t > settings.limit;\n}\n",
         "{\"t\":20.5}\n{\"t\":19.5}\n",
     );
     assert!(done, "{error}");
     assert_eq!(lines(&out).iter().map(|line| &line["verdict"]).collect::<Vec<_>>(), ["pass", "drop"]);
+    assert_eq!(lines(&out)[0]["log"], json!([{"level": "info", "text": "hot?"}]));
     let (done, out, _) = script("(message) => message.body.t.u.v > 1", "{\"t\":{}}\n");
     assert!(!done && lines(&out)[0]["fault"]["kind"] == "refused", "{out}");
     let (done, out, error) = script("(message) => {\n  return (;\n}", "{}\n");

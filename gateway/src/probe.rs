@@ -17,7 +17,7 @@ use crate::authoring::{LATEST, path};
 use crate::client::Client;
 use crate::json::Limits;
 use crate::manage::{cell, plugin_name, table, text};
-use crate::samples::{self, Tally};
+use crate::samples::{self, Batched, Tally};
 use crate::workbench::{BenchArgs, TryArgs, eprint, sum_up};
 
 /// What is asked for.
@@ -41,13 +41,15 @@ struct Report {
     tried: usize,
     truncated: Option<String>,
     verdicts: Tally,
+    batch: Option<Batched>,
     results: Vec<Box<RawValue>>,
 }
 
 /// Runs `tidegate plugin try` for a plugin of the gateway: a line of JSON for each message, and the sum on standard error.
 ///
 /// # Errors
-/// Refusals, with the reason; a line that is no sample, by its number; when the plugin has failed on a message.
+/// Refusals, with the reason; a line that is no sample, by its number; when the plugin has failed on a message, or on all of
+/// them in a batch.
 pub(crate) async fn try_out(client: &Client, name: &str, args: TryArgs, json: bool) -> anyhow::Result<()> {
     let TryArgs { bench: BenchArgs { settings, world, config, .. }, version, subscription, last } = args;
     ensure!(world.is_none() && config.is_none(), "--world and --config are for a plugin in a file");
@@ -59,12 +61,12 @@ pub(crate) async fn try_out(client: &Client, name: &str, args: TryArgs, json: bo
     if json {
         return print(&[answer]);
     }
-    let Report { messages, tried, truncated, verdicts, results } = serde_json::from_str(&answer)?;
+    let Report { messages, tried, truncated, verdicts, batch, results } = serde_json::from_str(&answer)?;
     print(&results)?;
     if let Some(reason) = truncated {
         eprint(&format!("only {tried} of {messages} messages were tried: {reason}"));
     }
-    sum_up(&verdicts)
+    sum_up(&verdicts, batch)
 }
 
 /// The samples of standard input, one a line.

@@ -18,7 +18,7 @@ use crate::json::{self, Invalid, Limits, Members};
 use crate::message::{Action, Api, Message, Tenant};
 use crate::platform::object::member;
 use crate::platform::parse_id;
-use crate::plugin::{Fault, PluginError, Trial, Verdict, World};
+use crate::plugin::{Fault, LogLine, PluginError, Trial, Verdict, World};
 
 /// Reads `{"api","action","source","type","time","body"}`. Only `body` is needed, a JSON object: the API is measurements, the
 /// action CREATE, and everything else is read from the body, where the API puts it, unless the sample says otherwise.
@@ -189,6 +189,9 @@ pub struct Outcome {
     content: Content,
     #[serde(skip_serializing_if = "Option::is_none")]
     fault: Option<Told>,
+    /// What the plugin wrote into the log.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    log: Vec<LogLine>,
     /// Processor time.
     pub processor_microseconds: u64,
     /// Linear memory of the instance after it; 0 if the fault has cost it.
@@ -206,7 +209,7 @@ impl Outcome {
     /// Of this trial.
     #[must_use]
     pub fn of(trial: &Trial) -> Self {
-        let Trial { outcome, processor_time, memory_bytes } = trial;
+        let Trial { outcome, processor_time, memory_bytes, log } = trial;
         let told = |fault: &Fault| Told { kind: fault.kind(), reason: fault.to_string() };
         let (verdict, content, fault) = match outcome {
             Ok(Verdict::Pass) => (PASS, None, None),
@@ -216,7 +219,7 @@ impl Outcome {
         };
         let processor_microseconds = u64::try_from(processor_time.as_micros()).unwrap_or(u64::MAX);
         let content = content.unwrap_or_default();
-        Self { verdict, content, fault, processor_microseconds, memory_bytes: *memory_bytes }
+        Self { verdict, content, fault, log: log.clone(), processor_microseconds, memory_bytes: *memory_bytes }
     }
 
     /// Whether the plugin failed.
@@ -230,6 +233,13 @@ const PASS: &str = "pass";
 const DROP: &str = "drop";
 const SHAPED: &str = "shaped";
 const FAULT: &str = "fault";
+
+/// What goes wrong only when the plugin gets many messages at once.
+#[derive(Serialize, Deserialize)]
+pub struct Batched {
+    /// How it answered otherwise.
+    pub fault: String,
+}
 
 /// How many messages met each verdict.
 #[derive(Serialize, Deserialize)]
@@ -351,7 +361,8 @@ mod tests {
     }
 
     fn told(outcome: Result<Verdict, Fault>) -> Value {
-        let trial = Trial { outcome, processor_time: Duration::from_nanos(12_999), memory_bytes: 65_536 };
+        let trial =
+            Trial { outcome, processor_time: Duration::from_nanos(12_999), memory_bytes: 65_536, log: Vec::new() };
         serde_json::to_value(Outcome::of(&trial)).unwrap()
     }
 
@@ -379,7 +390,7 @@ mod tests {
 
     #[test]
     fn verdicts_are_counted() {
-        let trial = |outcome| Trial { outcome, processor_time: Duration::ZERO, memory_bytes: 0 };
+        let trial = |outcome| Trial { outcome, processor_time: Duration::ZERO, memory_bytes: 0, log: Vec::new() };
         let mut tally = Tally::new(World::Filter);
         for outcome in [Ok(Verdict::Pass), Err(Fault::Deadline), Ok(Verdict::Pass)] {
             tally.count(&Outcome::of(&trial(outcome)));

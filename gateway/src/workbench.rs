@@ -16,7 +16,6 @@ use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use tracing_subscriber::EnvFilter;
 
 use crate::admin::print;
 use crate::api::json_limits;
@@ -28,7 +27,7 @@ use crate::message::Tenant;
 use crate::plugin::compiler::Compiler;
 use crate::plugin::{Plugin, PluginError, PluginId, PluginLimits, Plugins, Trials, World, digest};
 use crate::registry::{NO_SETTINGS, source};
-use crate::samples::{self, Outcome, Tally};
+use crate::samples::{self, Batched, Outcome, Tally};
 use crate::scaffold::is_name;
 use crate::serve::{own_program, plugin_limits};
 
@@ -82,8 +81,8 @@ pub(crate) struct BenchArgs {
 /// Runs `tidegate plugin try`: a line of JSON for each message, and the sum on standard error.
 ///
 /// # Errors
-/// A plugin or settings that a gateway would refuse; a line that is no sample, by its number; when the plugin fails on a message, once
-/// all are tried.
+/// A plugin or settings that a gateway would refuse; a line that is no sample, by its number; when the plugin fails on a message, or
+/// on all of them as a batch, once all are tried.
 pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
     #[derive(Serialize)]
     struct Tried {
@@ -95,7 +94,6 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
         args.version.is_none() && args.subscription.is_none(),
         "--version and --subscription are for plugins of the gateway, by their names: upload the file, and nothing uses it yet"
     );
-    show_log();
     let bench = Bench::open(&args.bench).await?;
     let mut trials = bench.configure(args.bench.settings.as_deref().unwrap_or(NO_SETTINGS)).await?;
     let limits = json_limits(&bench.config);
@@ -111,18 +109,19 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
         tally.count(&outcome);
         print(&[serde_json::to_string(&Tried { line, outcome })?])?;
     }
-    sum_up(&tally)
+    sum_up(&tally, trials.finish().await?.map(|fault| Batched { fault }))
 }
 
 /// Tells the sum on standard error.
 ///
 /// # Errors
-/// When the plugin has failed on a message.
-pub(crate) fn sum_up(tally: &Tally) -> anyhow::Result<()> {
+/// When the plugin has failed on a message, or on all of them in a batch.
+pub(crate) fn sum_up(tally: &Tally, batch: Option<Batched>) -> anyhow::Result<()> {
     eprint(&tally.to_string());
-    match tally.faults() {
-        0 => Ok(()),
-        faults => bail!("the plugin failed on {faults} messages"),
+    match (tally.faults(), batch) {
+        (0, None) => Ok(()),
+        (0, Some(Batched { fault })) => bail!("the plugin fails on the same messages in a batch: {fault}"),
+        (faults, _) => bail!("the plugin failed on {faults} messages"),
     }
 }
 
@@ -211,13 +210,6 @@ fn own_cache() -> Option<PathBuf> {
     let directory = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let base = directory("XDG_CACHE_HOME").or_else(|| Some(directory("HOME")?.join(".cache")));
     base.map(|base| base.join("tidegate/plugins"))
-}
-
-/// What plugins write into the log goes to standard error.
-fn show_log() {
-    let filter = EnvFilter::new("off,tidegate::plugin::host=debug");
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    let _ = log.without_time().with_target(false).with_ansi(false).try_init();
 }
 
 pub(crate) fn eprint(line: &str) {

@@ -209,7 +209,8 @@ impl Walk {
 
 /// What an instance like this one, but new, makes of the message. One that can't be made, or may not be asked, fails on it.
 async fn trial(app: &App, instance: &Instance, message: &Arc<Message>) -> Result<Trial, ApiError> {
-    let failed = |fault| Trial { outcome: Err(fault), processor_time: Duration::ZERO, memory_bytes: 0 };
+    let failed =
+        |fault| Trial { outcome: Err(fault), processor_time: Duration::ZERO, memory_bytes: 0, log: Vec::new() };
     if let Some(quarantined) = app.plugins.quarantine().is(instance.tenant(), instance.plugin().id()) {
         return Ok(failed(Fault::Quarantined(quarantined.reason)));
     }

@@ -27,7 +27,7 @@ use crate::platform::relation::Kind;
 use crate::platform::{id_value, search};
 use crate::plugin::{Plugin, PluginError};
 use crate::registry::{NO_SETTINGS, RegistryError};
-use crate::samples::{self, Meta, Outcome, Tally};
+use crate::samples::{self, Batched, Meta, Outcome, Tally};
 use crate::subscription::Subscription;
 use crate::time;
 
@@ -63,6 +63,8 @@ struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     truncated: Option<String>,
     verdicts: Tally,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<Batched>,
     processor_microseconds: u64,
     /// The most that the instance had.
     memory_bytes: usize,
@@ -263,6 +265,7 @@ async fn run(
         tried: 0,
         truncated: None,
         verdicts: Tally::new(plugin.world()),
+        batch: None,
         processor_microseconds: 0,
         memory_bytes: 0,
         results: Vec::new(),
@@ -287,6 +290,7 @@ async fn run(
             break;
         }
     }
+    report.batch = trials.finish().await.map_err(refused)?.map(|fault| Batched { fault });
     Ok(report)
 }
 

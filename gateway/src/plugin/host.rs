@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
+use serde::Serialize;
 use wasmtime::{ResourceLimiter, Result};
 
 use super::bindings::filter::tidegate::plugin::{body_access, log, types};
@@ -15,6 +16,8 @@ use crate::telemetry::Throttle;
 
 /// Bytes of a guest's text that reach a user or the log.
 const TEXT_BYTES: usize = 512;
+/// Lines that a guest wrote in one call, for who tries it.
+const LINES: usize = 20;
 const TABLE_ELEMENTS: usize = 20_000;
 
 /// The messages of one call.
@@ -56,6 +59,15 @@ impl Batch {
     }
 }
 
+/// A line that a guest wrote into the log, cut.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LogLine {
+    /// `debug`, `info`, `warn` or `error`.
+    pub level: &'static str,
+    /// What it says.
+    pub text: Box<str>,
+}
+
 /// The state of a store.
 pub(super) struct Host {
     pub(super) limiter: Limiter,
@@ -63,6 +75,8 @@ pub(super) struct Host {
     pub(super) budget: Budget,
     /// There while a call runs.
     pub(super) batch: Option<Batch>,
+    /// What it wrote into the log since the last call began, or while it was configured.
+    pub(super) written: Vec<LogLine>,
     lines: Arc<Throttle>,
     // Not the instance itself, so that it is seen when nobody else has that.
     plugin: PluginId,
@@ -75,6 +89,7 @@ impl Host {
             limiter: Limiter::new(limits, instance.plugin().0.is_script()),
             budget: Budget::of(Duration::ZERO),
             batch: None,
+            written: Vec::new(),
             lines: Arc::clone(lines),
             plugin: instance.plugin().id().clone(),
             tenant: instance.tenant().clone(),
@@ -178,10 +193,20 @@ impl body_access::Host for Host {
 
 impl log::Host for Host {
     fn write(&mut self, level: log::Level, text: String) -> Result<()> {
+        let text = cut(&text);
+        if self.written.len() < LINES {
+            let level = match level {
+                log::Level::Debug => "debug",
+                log::Level::Info => "info",
+                log::Level::Warn => "warn",
+                log::Level::Error => "error",
+            };
+            self.written.push(LogLine { level, text: text.into() });
+        }
         let Some(suppressed) = self.lines.pass(Instant::now()) else {
             return Ok(());
         };
-        let (plugin, tenant, text) = (&self.plugin, &self.tenant, cut(&text));
+        let (plugin, tenant) = (&self.plugin, &self.tenant);
         // Debug form: a guest's text must not forge lines.
         match level {
             log::Level::Debug => tracing::debug!(%plugin, %tenant, ?text, suppressed, "plugin"),

@@ -16,7 +16,7 @@ use super::bindings::script::exports::tidegate::script_runner::scripting::{self,
 use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
-use super::host::{Batch, Budget, Host, cut, processor_time};
+use super::host::{Batch, Budget, Host, LogLine, cut, processor_time};
 use super::pointer::{self, Found, Pointers};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::message::Message;
@@ -142,6 +142,11 @@ impl Live {
         self.store.data().limiter.held()
     }
 
+    /// What it has written into the log since it was made, or since the last call began.
+    pub(super) fn take_written(&mut self) -> Vec<LogLine> {
+        std::mem::take(&mut self.store.data_mut().written)
+    }
+
     /// Asks about a batch, within `time`.
     pub(super) fn call<W: Work>(
         &mut self,
@@ -150,6 +155,7 @@ impl Live {
     ) -> Result<Vec<Result<W::Answer, Fault>>, Fault> {
         allow(&mut self.store, time);
         self.store.data_mut().batch = Some(batch.clone());
+        self.store.data_mut().written.clear();
         let answers = W::call(self, batch.messages())?;
         self.store.data_mut().batch = None;
         self.used = Instant::now();
@@ -465,6 +471,9 @@ fn fault(store: &Store<Host>, error: &wasmtime::Error) -> Fault {
             if text.contains("instance count too high") {
                 return Fault::Trap("it has more core instances than it may (plugins.max_instances)".into());
             }
+            // Panic hooks write what the trap itself does not tell.
+            let words = store.data().written.last().filter(|line| line.level == "error");
+            let text = words.map_or(text.clone(), |words| format!("{text}; it wrote: {}", words.text));
             Fault::Trap(cut(&text).into())
         }
     }

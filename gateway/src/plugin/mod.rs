@@ -19,6 +19,7 @@ mod pool;
 mod quarantine;
 #[cfg(test)]
 mod tests;
+mod trials;
 mod turns;
 mod usage;
 
@@ -37,12 +38,14 @@ use tokio::sync::OnceCell;
 
 pub use self::cache::digest;
 use self::compiler::Compiler;
-use self::instance::{Judge, Live, Shape, Traits};
+pub use self::host::LogLine;
+use self::instance::{Judge, Shape, Traits};
 use self::load::{Loader, Wasm};
 use self::memory::Memory;
 pub use self::module::{Plugin, PluginId, WeakPlugin, World};
 use self::pool::Pool;
 pub use self::quarantine::{Quarantine, QuarantineChange, Quarantined};
+pub use self::trials::{Trial, Trials};
 use self::usage::Account;
 pub use self::usage::{LastFault, Usage};
 use crate::config::PluginEngine;
@@ -434,17 +437,6 @@ impl<T> Answered<T> {
     }
 }
 
-/// One message that was tried.
-#[derive(Clone, Debug)]
-pub struct Trial {
-    /// What became of it.
-    pub outcome: Result<Verdict, Fault>,
-    /// The processor time of its call; for the first after a fault, with that of a new instance.
-    pub processor_time: Duration,
-    /// The linear memory that the instance has after it; 0 if there is none.
-    pub memory_bytes: usize,
-}
-
 /// What a plugin with its settings wants to be told of each message.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -457,37 +449,6 @@ pub struct Interest {
     pub pointers: Vec<String>,
     /// Whether it keeps something for each source.
     pub keeps_state: bool,
-}
-
-/// Messages that are tried one by one, in order, on an instance of their own.
-pub struct Trials {
-    plugins: Plugins,
-    instance: Instance,
-    live: Option<Live>,
-    interest: Interest,
-}
-
-impl Trials {
-    /// What the plugin wants to be told.
-    #[must_use]
-    pub fn interest(&self) -> &Interest {
-        &self.interest
-    }
-
-    /// Tries one more message. After a fault the instance is made anew, and has forgotten what it kept.
-    ///
-    /// # Errors
-    /// [`PluginError::Fault`] if the gateway is stopping.
-    pub async fn run(&mut self, message: Arc<Message>) -> Result<Trial, PluginError> {
-        let (pool, instance, live) = (&self.plugins.0.pool, &self.instance, self.live.take());
-        let tried = match instance.plugin().world() {
-            World::Filter => pool.trial::<Judge>(instance, live, message).await,
-            World::Transform => pool.trial::<Shape>(instance, live, message).await,
-        };
-        let (trial, left) = tried.map_err(|fault| refused(instance.plugin(), fault))?;
-        self.live = left;
-        Ok(trial)
-    }
 }
 
 /// Why plugins could not be started or an instance not be configured.
@@ -670,7 +631,7 @@ impl Plugins {
     pub async fn trials(&self, tenant: &Tenant, plugin: &Plugin, settings: &str) -> Result<Trials, PluginError> {
         let instance = self.candidate(tenant, plugin, settings)?;
         let live = self.0.pool.begin(&instance).await.map_err(|fault| refused(plugin, fault))?;
-        Ok(Trials { plugins: self.clone(), instance, interest: live.interest(), live: Some(live) })
+        Ok(Trials::new(self.clone(), instance, live))
     }
 
     /// [`Plugins::trials`] of as many messages as are given, without a limit on the whole.

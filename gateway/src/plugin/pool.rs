@@ -13,12 +13,12 @@ use wasmtime::Engine;
 
 use super::compiler::stand_back;
 use super::engine::Clock;
-use super::host::{Batch, processor_time};
+use super::host::{Batch, LogLine, processor_time};
 use super::instance::{Live, Traits, Work};
 use super::lives::{Lives, state_lost};
 use super::quarantine::Quarantine;
 use super::turns::Turns;
-use super::{Answered, Fault, Instance, PluginError, PluginLimits, Trial};
+use super::{Answered, Fault, Instance, PluginError, PluginLimits, Verdict};
 use crate::message::Message;
 use crate::telemetry::at_zero;
 
@@ -29,13 +29,13 @@ const MAX_QUEUE: usize = 4096;
 
 /// One call gets no more messages, and no more bytes of bodies unless one message has them: it must fit into a guest and into
 /// the time of a call.
-struct Most {
-    messages: usize,
-    bytes: usize,
+pub(super) struct Most {
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
 }
 
 impl Most {
-    fn of(instance: &Instance) -> Self {
+    pub(super) fn of(instance: &Instance) -> Self {
         match &instance.plugin().0 {
             // Others would wait for what takes all, and be tried again.
             _ if instance.has_taken_all() => Self { messages: 1, bytes: 0 },
@@ -57,6 +57,16 @@ impl Most {
         let messages = batch.messages().iter().take(self.messages);
         batch.first(messages.take_while(fits).count().max(1))
     }
+}
+
+/// What became of a call that was tried.
+pub(super) struct Tried {
+    pub(super) answers: Result<Vec<Result<Verdict, Fault>>, Fault>,
+    /// With that of a new instance, if one was made.
+    pub(super) processor_time: Duration,
+    /// The linear memory that the instance has; 0 if there is none.
+    pub(super) memory_bytes: usize,
+    pub(super) log: Vec<LogLine>,
 }
 
 type Messages = Vec<Arc<Message>>;
@@ -148,14 +158,14 @@ impl Pool {
         self.attempt(instance, Shared::configure).await?
     }
 
-    /// Runs a message through it; where there is none, through a new one. Returns what is left of it.
+    /// Runs messages through it as one call; where there is none, through a new one. Returns what is left of it.
     pub(super) async fn trial<W: Work>(
         &self,
         instance: &Instance,
         live: Option<Live>,
-        message: Arc<Message>,
-    ) -> Result<(Trial, Option<Live>), Fault> {
-        self.attempt(instance, move |shared, instance| shared.trial::<W>(instance, live, message)).await
+        messages: Messages,
+    ) -> Result<(Tried, Option<Live>), Fault> {
+        self.attempt(instance, move |shared, instance| shared.trial::<W>(instance, live, messages)).await
     }
 
     /// One piece of work on the trial lane, in the tenant's turn.
@@ -376,22 +386,25 @@ impl Shared {
         if instance.0.slow { self.limits.configure() } else { self.limits.call() }
     }
 
-    /// One message through the instance, and what is left of that.
-    fn trial<W: Work>(&self, instance: &Instance, live: Option<Live>, message: Arc<Message>) -> (Trial, Option<Live>) {
+    /// One call of the instance, and what is left of that.
+    fn trial<W: Work>(&self, instance: &Instance, live: Option<Live>, messages: Messages) -> (Tried, Option<Live>) {
         let started = processor_time();
-        let mut memory_bytes = 0;
+        let (mut memory_bytes, mut log) = (0, Vec::new());
         let call = || {
             let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.configure()), Ok)?;
-            let answers = live.call::<W>(&Batch::new(&Arc::new(vec![message]), 0..1), self.limits.call());
+            log = live.take_written();
+            let batch = 0..messages.len();
+            let answers = live.call::<W>(&Batch::new(&Arc::new(messages), batch), self.limits.call());
+            log.append(&mut live.take_written());
+            let answers = answers?.into_iter().map(|answer| answer.map(Into::into)).collect();
             memory_bytes = live.memory_bytes();
-            let answer = answers?.into_iter().next().expect("invariant: one answer for each message");
-            Ok((answer, live))
+            Ok((answers, live))
         };
-        let (outcome, live) = match call() {
-            Ok((answer, live)) => (answer.map(Into::into), Some(live)),
+        let (answers, live) = match call() {
+            Ok((answers, live)) => (Ok(answers), Some(live)),
             Err(fault) => (Err(fault), None),
         };
-        (Trial { outcome, processor_time: processor_time().saturating_sub(started), memory_bytes }, live)
+        (Tried { answers, processor_time: processor_time().saturating_sub(started), memory_bytes, log }, live)
     }
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message

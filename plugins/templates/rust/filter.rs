@@ -1,9 +1,11 @@
 //! Passes the messages whose temperature is above a limit. Settings: `{"limit": 20}`.
 
+use std::panic;
 use std::sync::OnceLock;
 
 use exports::tidegate::plugin::filtering::{BodyForm, Guest, Interest, Message, MetaFields, State, Value};
 use serde::Deserialize;
+use tidegate::plugin::log::{self, Level};
 
 wit_bindgen::generate!({ path: "wit", world: "filter" });
 
@@ -19,6 +21,8 @@ struct Plugin;
 
 impl Guest for Plugin {
     fn configure(settings: String) -> Result<Interest, String> {
+        // What a panic says goes into the gateway's log, and to who tries the plugin.
+        panic::set_hook(Box::new(|panic| log::write(Level::Error, &panic.to_string())));
         let settings = serde_json::from_str(&settings).map_err(|error| error.to_string())?;
         SETTINGS.set(settings).map_err(|_| "configured twice".to_owned())?;
         Ok(Interest {

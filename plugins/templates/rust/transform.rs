@@ -1,10 +1,12 @@
 //! Adds a member `site` to the bodies. Settings: `{"site": "Lyon"}`.
 
+use std::panic;
 use std::sync::OnceLock;
 
 use exports::tidegate::plugin::transforming::{Body, BodyForm, Guest, Interest, Message, MetaFields, NewBody, State};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use tidegate::plugin::log::{self, Level};
 
 wit_bindgen::generate!({ path: "wit", world: "transform" });
 
@@ -20,6 +22,8 @@ struct Plugin;
 
 impl Guest for Plugin {
     fn configure(settings: String) -> Result<Interest, String> {
+        // What a panic says goes into the gateway's log, and to who tries the plugin.
+        panic::set_hook(Box::new(|panic| log::write(Level::Error, &panic.to_string())));
         let settings = serde_json::from_str(&settings).map_err(|error| error.to_string())?;
         SETTINGS.set(settings).map_err(|_| "configured twice".to_owned())?;
         // Say what you read, and no more: what isn't handed over costs nothing.
