@@ -1,12 +1,13 @@
 //! `/notification2/subscriptions` (Notifications 2.0 OpenAPI; seed 000, "Creating subscriptions").
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use futures_util::future::join_all;
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
@@ -190,17 +191,26 @@ pub(crate) async fn load(
     Ok(waiting)
 }
 
-/// Loads the plugins that these subscriptions name, one after the other, which takes long where they have to be compiled. What has come
-/// for them meanwhile is judged then. A plugin that cannot be had any more faults each of its messages.
+/// Loads the plugins that these subscriptions name, which takes long where they have to be compiled: those of a tenant one after the
+/// other, the tenants side by side. What has come for them meanwhile is judged then. A plugin that cannot be had any more faults each of
+/// its messages.
 pub(crate) async fn load_plugins(app: Arc<App>, waiting: Vec<(Tenant, u64)>) {
+    let mut tenants: HashMap<Tenant, Vec<u64>> = HashMap::new();
     for (tenant, id) in waiting {
-        match app.stopping.run_until_cancelled(equip(&app, &tenant, id)).await {
-            None => return,
-            Some(Ok(())) => {
+        tenants.entry(tenant).or_default().push(id);
+    }
+    let loads = tenants.into_iter().map(|(tenant, ids)| load_plugins_of(&app, tenant, ids));
+    let _stopped = app.stopping.run_until_cancelled(join_all(loads)).await;
+}
+
+async fn load_plugins_of(app: &App, tenant: Tenant, subscriptions: Vec<u64>) {
+    for id in subscriptions {
+        match equip(app, &tenant, id).await {
+            Ok(()) => {
                 let (pipeline, tenant) = (app.pipeline.clone(), tenant.clone());
                 tokio::spawn(async move { pipeline.release(&tenant, [id]).await });
             }
-            Some(Err(error)) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
+            Err(error) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
         }
     }
 }
