@@ -9,8 +9,8 @@ const SOURCES = 10_000;
 
 /** The compiled function, its settings if there are any yet, and its state by source if it takes a third parameter. */
 let main, settings, states;
-/** The message that is being looked at. */
-let current;
+/** The message that is being looked at, and its time in milliseconds since 1970. */
+let current, instant;
 
 class Message {
   #body;
@@ -56,6 +56,8 @@ const FIRST_LINE = 3;
 
 /** The one function that the text is, or the one that it exports; and `configure`, if it exports that, too. */
 function compile(text) {
+  // A byte order mark.
+  text = text.replace(/^\uFEFF/, "");
   if (text.trim() === "") throw `the script is empty; ${HINT}`;
   const exporting = DEFAULT.test(text);
   if (!exporting && COMMON.test(text)) throw "write `export default` in place of `module.exports =`";
@@ -72,16 +74,23 @@ function compile(text) {
     throw uncompiled(error, text, exporting);
   }
   if (typeof exports.main !== "function") throw `the script is no function; ${HINT}`;
-  if (!isOrdinary(exports.main)) throw "the function must be an ordinary one: neither async nor a generator";
+  if (!isOrdinary(exports.main)) throw "the function must be an ordinary one: neither async nor a generator nor a class";
+  if (hidesState(exports.main)) throw "a third parameter gets the state of the source only if none before or at it has a default value";
   if (configuring && !isOrdinary(exports.configure)) throw "`configure` must be an ordinary function";
   return exports;
 }
 
 const HINT = "write `(message, settings) => …`, or `export default` before the function if there is more than it";
 
-/** Neither async nor a generator. */
+/** Neither async nor a generator nor a class. */
 function isOrdinary(value) {
-  return value?.constructor === Function;
+  return value?.constructor === Function && !/^class\b/.test(value.toString());
+}
+
+/** Whether there is a third parameter that `length` does not count. */
+function hidesState(main) {
+  const [, parameters] = /^[^(]*\(([^)]*)/.exec(main.toString()) ?? ["", ""];
+  return main.length < 3 && /=|\.\.\./.test(parameters) && parameters.split(",").length > 2;
 }
 
 /** What the author has to change. */
@@ -108,9 +117,13 @@ function place(error) {
 
 /** An exception as text. */
 function describe(error) {
-  if (!(error instanceof Error)) return `the script threw ${inspect(error)}`;
-  const at = place(error);
-  return `${error.name}: ${error.message}${at ? ` (line ${at.line}, column ${at.column})` : ""}`;
+  try {
+    if (!(error instanceof Error)) return `the script threw ${inspect(error)}`;
+    const at = place(error);
+    return `${error.name}: ${error.message}${at ? ` (line ${at.line}, column ${at.column})` : ""}`;
+  } catch {
+    return "the script threw something that has no text";
+  }
 }
 
 // -- What a sandbox without a clock and a console offers
@@ -139,9 +152,8 @@ const EngineDate = Date;
 
 /** The time of the message stands for the time of the day. */
 function now() {
-  const time = current?.time;
-  if (time == null) throw new TypeError("there is no clock: now is the time of the message, which has none");
-  return EngineDate.parse(time);
+  if (instant == null) throw new TypeError("there is no clock: now is the time of the message, which has none");
+  return instant;
 }
 
 globalThis.Date = function Date(...args) {
@@ -170,8 +182,9 @@ function stateOf(source) {
 }
 
 /** Runs the function over the messages; `answer` gets what it returns, `fault` what it throws. */
-function run({ apis, sources, types, actions, times, bodies }, answer, fault) {
+function run({ apis, sources, types, actions, times, instants, bodies }, answer, fault) {
   for (let i = 0; i < apis.length; i++) {
+    instant = instants[i];
     current = new Message(apis[i], sources[i], types[i], actions[i], times[i], bodies[i]);
     try {
       answer(states ? main(current, settings, stateOf(current.source)) : main(current, settings), i);
@@ -190,7 +203,7 @@ export const scripting = {
     main = exported.main;
     if (main.length > 2) states = new Map();
     if (given !== undefined && given !== null) {
-      settings = JSON.parse(given);
+      settings = frozen(JSON.parse(given));
       accept(exported.configure);
     }
     return states !== undefined;
@@ -214,6 +227,12 @@ export const scripting = {
   },
 };
 
+/** What one message writes, the next ones would read. */
+function frozen(value) {
+  if (typeof value === "object" && value !== null) Object.values(Object.freeze(value)).forEach(frozen);
+  return value;
+}
+
 /** Asks the script whether it can use the settings; what it throws is a text for the user who wrote them. */
 function accept(configure) {
   try {
@@ -234,7 +253,8 @@ function passes(returned) {
 function newBody(returned) {
   if (returned === current && !Message.hasReadBody(current)) return { tag: "unchanged" };
   const body = returned === current ? current.body : returned;
-  if (body instanceof Uint8Array) return { tag: "bytes", val: body };
+  // A copy: it throws if the buffer was given away.
+  if (body instanceof Uint8Array) return { tag: "bytes", val: body.slice() };
   refusePromise(body);
   const isBody = typeof body === "string" || (typeof body === "object" && body !== null);
   const text = typeof body === "string" ? body : isBody ? JSON.stringify(body) : undefined;

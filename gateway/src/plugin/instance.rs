@@ -342,6 +342,7 @@ struct Columns<'a> {
     types: Vec<Option<&'a str>>,
     actions: Vec<&'a str>,
     times: Vec<Option<&'a str>>,
+    instants: Vec<Option<f64>>,
     bodies: Vec<Option<&'a str>>,
 }
 
@@ -353,13 +354,14 @@ impl<'a> Columns<'a> {
             types: messages.iter().map(|message| kind(message)).collect(),
             actions: messages.iter().map(|message| message.action.as_str()).collect(),
             times: messages.iter().map(|message| time(message)).collect(),
+            instants: messages.iter().map(|message| instant(message)).collect(),
             bodies: messages.iter().map(|message| text(message)).collect(),
         }
     }
 
     fn handed<T>(&self, call: impl FnOnce(scripting::Columns<'_>) -> T) -> T {
-        let Self { apis, sources, types, actions, times, bodies } = self;
-        call(scripting::Columns { apis, sources, types, actions, times, bodies })
+        let Self { apis, sources, types, actions, times, instants, bodies } = self;
+        call(scripting::Columns { apis, sources, types, actions, times, instants, bodies })
     }
 }
 
@@ -390,6 +392,11 @@ fn kind(message: &Message) -> Option<&str> {
 
 fn time(message: &Message) -> Option<&str> {
     Some(&*message.time).filter(|time| !time.is_empty())
+}
+
+/// In milliseconds since 1970, which a number of JavaScript holds exactly.
+fn instant(message: &Message) -> Option<f64> {
+    time(message).and_then(|time| crate::time::parse(time).ok()).map(|ms| ms as f64)
 }
 
 /// A body is JSON text from where it is made; one that isn't has nothing to show.

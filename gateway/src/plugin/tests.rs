@@ -1108,6 +1108,62 @@ async fn an_exception_is_a_fault_of_its_message_alone() {
     assert!(matches!(&answers[3], Err(Fault::Refused(text)) if text.starts_with("SyntaxError")), "{answers:?}");
 }
 
+// The instance and what it keeps live on.
+#[tokio::test]
+async fn whatever_a_script_throws_or_returns_is_a_fault_of_one_message() {
+    let plugins = start(&PluginLimits::default());
+    for (world, text) in [
+        (World::Filter, "throw { toString() { throw 1 }, toJSON() { throw 1 } }"),
+        (World::Filter, "throw Object.assign(Object.create(null), { get a() { throw 1 } })"),
+        (World::Filter, "const e = new Error('e'); e.name = Symbol('s'); throw e"),
+        (World::Filter, "const e = new Error('e'); Object.defineProperty(e, 'stack', { get() { throw 1 } }); throw e"),
+        (World::Filter, "throw Symbol('s')"),
+        (World::Filter, "settings.limit = 1; return true"),
+        (World::Transform, "const array = new Uint8Array(4); array.buffer.transfer(); return array"),
+        (World::Transform, "return { toJSON() { throw 1 } }"),
+    ] {
+        let text = format!(
+            "let calls = 0;\nexport default ({{ body }}, settings) => {{ calls++; if (body.bad) {{ {text} }} return calls > 1 ? body : null }}"
+        );
+        let script = script(&plugins, world, &text).await.unwrap();
+        let used = configure(&plugins, &script, r#"{"limit":0}"#).await;
+        let messages = [r#"{"bad":1}"#, "{}"].map(|body| message("t", body)).to_vec();
+        let answers: Vec<Result<(), Fault>> = match world {
+            World::Filter => judge(&plugins, &used, messages)
+                .await
+                .into_iter()
+                .map(|answer| answer.map(|passes| assert!(passes)))
+                .collect(),
+            World::Transform => {
+                shape(&plugins, &used, messages).await.into_iter().map(|answer| answer.map(drop)).collect()
+            }
+        };
+        assert!(matches!(answers[..], [Err(Fault::Refused(_)), Ok(())]), "{text}: {answers:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_would_never_work_is_refused_and_now_is_the_time_of_the_message() {
+    let plugins = start(&PluginLimits::default());
+    for (text, reason) in [
+        ("class Filter {}", "nor a class"),
+        ("(message, settings = {}, state) => true", "a third parameter"),
+        ("(message, settings, state = {}) => true", "a third parameter"),
+    ] {
+        let refused = script(&plugins, World::Filter, text).await.unwrap_err();
+        assert!(refused.contains(reason), "{text}: {refused}");
+    }
+    let marked = script(&plugins, World::Filter, "\u{feff}export default () => true").await;
+    assert!(marked.is_ok(), "{marked:?}");
+    let text = "() => Date.now() === Date.UTC(2026, 10, 30, 8) && new Date().getUTCHours() === 8";
+    let script = script(&plugins, World::Filter, text).await.unwrap();
+    let filter = configure(&plugins, &script, "null").await;
+    let of_time = |time: &str| Arc::new(Message { time: time.into(), ..(*message("t", "{}")).clone() });
+    let times = ["20261130T080000Z", "2026-11-30T08Z", "2026-11-30t08:00:00z", "2026-11-30T09:00:00+0100"];
+    let answers = judge(&plugins, &filter, times.map(of_time).to_vec()).await;
+    assert_eq!(answers, [Ok(true), Ok(true), Ok(true), Ok(true)]);
+}
+
 #[tokio::test]
 async fn what_a_sandbox_lacks_harms_no_script() {
     let plugins = start(&PluginLimits::default());
