@@ -32,9 +32,6 @@ pub const FILE_NAME: &str = "tidegate.db";
 
 /// Size of a database page in bytes, fixed when the file is created.
 const PAGE_BYTES: u64 = 4096;
-/// Pages of the write-ahead log after which a commit moves them into the database file. Measurements change pages of their
-/// indexes all over the file, the same ones commit after commit: the longer the log, the more seldom each of them is moved.
-const CHECKPOINT_PAGES: u64 = 4096;
 /// How long a statement waits for a lock that another process holds.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
 
@@ -154,7 +151,7 @@ impl Store {
             })
             // Two crates use it; SQLite itself sees to it that they do so one after the other.
             .serialized(true)
-            .pragma("wal_autocheckpoint", checkpoint_pages(config.wal_bytes).to_string())
+            .pragma("wal_autocheckpoint", "1000")
             .pragma("cache_size", "-8000")
             .pragma("temp_store", "MEMORY")
             .pragma("max_page_count", (config.max_bytes / PAGE_BYTES).to_string())
@@ -190,11 +187,6 @@ async fn migrate(connection: &mut SqliteConnection) -> Result<(), StoreError> {
         MigrateError::Execute(error) => error.into(),
         other => StoreError::Database(other.into()),
     })
-}
-
-/// A log of at most `wal_bytes` must not be too long before it is moved.
-fn checkpoint_pages(wal_bytes: u64) -> u64 {
-    CHECKPOINT_PAGES.min(wal_bytes / 2 / PAGE_BYTES)
 }
 
 /// What all connections share.

@@ -211,7 +211,7 @@ impl Writing {
     }
 
     /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
-    /// for the file system's journal. The rest of its length comes with load: to write it all would hold up a slow disk.
+    /// for the file system's journal.
     pub async fn warm_up(&mut self) -> Result<(), StoreError> {
         let warmed = self
             .run(format!(
@@ -304,37 +304,5 @@ impl Writing {
         self.run(format!("PRAGMA busy_timeout = {}", BUSY_WAIT.as_millis())).await?;
         let (busy, _, _): (bool, i64, i64) = row.map_err(|error| self.failed(error))?;
         Ok(!busy)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used, reason = "tests")]
-    use bytes::Bytes;
-
-    use super::super::{MessageRow, Store};
-    use super::*;
-
-    const MIB: u64 = 1 << 20;
-
-    /// How long the log gets under load.
-    async fn longest_log(wal_bytes: u64) -> u64 {
-        let dir = tempfile::tempdir().unwrap();
-        let config = config::Store { wal_bytes, ..config::Store::default() };
-        let mut writing = Store::open(dir.path(), &config).await.unwrap().writer;
-        let body = Bytes::from(vec![b'x'; MIB as usize / 4]);
-        for id in 0..100 {
-            let messages = vec![MessageRow { id, topic: 1, slot: 0, body: body.clone(), held: None }];
-            writing.commit(&Transaction { messages, ..Transaction::default() }).await.unwrap();
-        }
-        fs::metadata(&writing.wal).unwrap().len()
-    }
-
-    #[tokio::test]
-    async fn the_log_is_emptied_long_before_it_must_be() {
-        let default = longest_log(config::Store::default().wal_bytes).await;
-        assert!((16 * MIB..17 * MIB).contains(&default), "{default}");
-        let short = longest_log(8 * MIB).await;
-        assert!((4 * MIB..5 * MIB).contains(&short), "{short}");
     }
 }
