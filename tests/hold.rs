@@ -307,6 +307,20 @@ async fn what_is_held_expires() {
     eventually("nothing is held", async || (scene.held().await == 0).then_some(())).await;
 }
 
+/// A gateway in which a subscription for each of so many devices uses a filter that the first message puts into quarantine, where nothing is
+/// released before it is asked for; the consumer `subA` of their topic `Sub1` has gone.
+pub(crate) async fn quarantining(devices: usize) -> (Gateway, tempfile::TempDir, Vec<String>) {
+    let (gateway, components) = faulty("type-filter", "wrong-length", "quarantine_faults = 1").await;
+    let mut ids = Vec::new();
+    for n in 0..devices {
+        let device = gateway.device(&format!("pump{n}")).await;
+        gateway.subscribe(&typed("Sub1", &device, "'t'")).await;
+        ids.push(device);
+    }
+    gateway.consumer("Sub1", "subA").await.close().await;
+    (gateway, components, ids)
+}
+
 /// Ends the process while it releases, at a named point.
 #[cfg(feature = "faults")]
 mod ended {
@@ -317,15 +331,7 @@ mod ended {
     async fn a_stop_does_not_wait_for_the_releases() {
         const DEVICES: usize = 20;
         const HELD: u64 = 400;
-        // In quarantine nothing is released before it is asked for.
-        let (mut gateway, components) = faulty("type-filter", "wrong-length", "quarantine_faults = 1").await;
-        let mut devices = Vec::new();
-        for n in 0..DEVICES {
-            let device = gateway.device(&format!("pump{n}")).await;
-            gateway.subscribe(&typed("Sub1", &device, "'t'")).await;
-            devices.push(device);
-        }
-        gateway.consumer("Sub1", "subA").await.close().await;
+        let (mut gateway, components, devices) = quarantining(DEVICES).await;
         for device in &devices {
             let all: Vec<_> = (0..HELD).map(|value| measurement(device, "t", value)).collect();
             gateway.post("/measurement/measurements", &json!({"measurements": all})).await.expect(201);

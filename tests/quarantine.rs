@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::harness::{Gateway, PASSWORD, USER, component, eventually, forwarded, measurement, typed, value_of};
-use crate::hold::mend;
+use crate::hold::{mend, quarantining};
 use crate::plugins::faulty;
 use crate::registry::{PATH, upload};
 
@@ -178,14 +178,7 @@ async fn a_built_in_plugin_that_is_mended_is_let_out_by_hand() {
 async fn many_subscriptions_are_let_out_together() {
     const DEVICES: u64 = 100;
     const HELD: u64 = 4;
-    let (mut gateway, components) = faulty("type-filter", "wrong-length", "quarantine_faults = 1").await;
-    let mut devices = Vec::new();
-    for n in 0..DEVICES {
-        let device = gateway.device(&format!("pump{n}")).await;
-        gateway.subscribe(&typed("Sub1", &device, "'t'")).await;
-        devices.push(device);
-    }
-    gateway.consumer("Sub1", "subA").await.close().await;
+    let (mut gateway, components, devices) = quarantining(DEVICES as usize).await;
     let all = (0..HELD).flat_map(|value| devices.iter().map(move |device| measurement(device, "t", value)));
     let all = json!({"measurements": all.collect::<Vec<_>>()});
     gateway.post("/measurement/measurements", &all).await.expect(201);

@@ -40,7 +40,7 @@ pub(super) struct Live {
     store: Store<Host>,
     guest: Guest,
     imports: bool,
-    most: Most,
+    sizes: Sizes,
     slow: bool,
     /// When the last call ended.
     pub(super) used: Instant,
@@ -56,7 +56,7 @@ pub(super) enum Guest {
 
 /// How large what a transform returns may be.
 #[derive(Clone, Copy)]
-struct Most {
+struct Sizes {
     body_bytes: usize,
     frame_bytes: usize,
 }
@@ -107,8 +107,8 @@ impl Live {
         // Twice as long may pass the next time.
         let slow = processor_time().saturating_sub(started) > limits.call() / 2;
         let (used, _counted) = (Instant::now(), Counted::new(count));
-        let most = Most { body_bytes: limits.output_bytes, frame_bytes: limits.frame_bytes };
-        Ok(Self { store, guest, imports: loaded.imports, most, slow, used, _counted })
+        let sizes = Sizes { body_bytes: limits.output_bytes, frame_bytes: limits.frame_bytes };
+        Ok(Self { store, guest, imports: loaded.imports, sizes, slow, used, _counted })
     }
 
     /// What it has said of itself.
@@ -274,7 +274,7 @@ impl Work for Shape {
         let (transform, interest) = match &live.guest {
             Guest::Transform(transform, interest) => (transform, interest),
             Guest::Script(runner, World::Transform, _) => {
-                return shape_by_script(runner, &mut live.store, messages, live.most);
+                return shape_by_script(runner, &mut live.store, messages, live.sizes);
             }
             _ => return Err(Fault::Refused("it is no transform".into())),
         };
@@ -292,8 +292,8 @@ impl Work for Shape {
             .zip(messages)
             .map(|(body, message)| match body {
                 Ok(NewBody::Unchanged) => Ok(message.body.clone()),
-                Ok(NewBody::Bytes(body)) => checked(body, message, live.most),
-                Ok(NewBody::Text(body)) => checked(body.into_bytes(), message, live.most),
+                Ok(NewBody::Bytes(body)) => checked(body, message, live.sizes),
+                Ok(NewBody::Text(body)) => checked(body.into_bytes(), message, live.sizes),
                 Err(text) => Err(refused(&text)),
             })
             .collect())
@@ -321,15 +321,15 @@ fn shape_by_script(
     runner: &ScriptRunner,
     store: &mut Store<Host>,
     messages: &[Arc<Message>],
-    most: Most,
+    sizes: Sizes,
 ) -> Result<Vec<Result<Bytes, Fault>>, Fault> {
     let bodies =
         Columns::of(messages).handed(|batch| runner.tidegate_script_runner_scripting().call_shape(&mut *store, batch));
     let bodies = one_each(bodies.map_err(|error| fault(store, &error))?, messages)?;
     let body = |(body, message): (Shaped, &Arc<Message>)| match body {
         Shaped::Unchanged => Ok(message.body.clone()),
-        Shaped::Bytes(body) => checked(body, message, most),
-        Shaped::Text(body) => checked(body.into_bytes(), message, most),
+        Shaped::Bytes(body) => checked(body, message, sizes),
+        Shaped::Text(body) => checked(body.into_bytes(), message, sizes),
         Shaped::Fault(text) => Err(refused(&text)),
     };
     Ok(bodies.into_iter().zip(messages).map(body).collect())
@@ -424,16 +424,16 @@ fn value<'a>(found: &'a Found<'_>) -> ValueParam<'a> {
 }
 
 /// A body as it goes on, if it may.
-fn checked(body: Vec<u8>, message: &Message, most: Most) -> Result<Bytes, Fault> {
+fn checked(body: Vec<u8>, message: &Message, sizes: Sizes) -> Result<Bytes, Fault> {
     let check = |what, bytes, limit, key| {
         let too_long = || Fault::Output(format!("{what} of {bytes} bytes, of at most {limit} ({key})").into());
         (bytes <= limit).then_some(()).ok_or_else(too_long)
     };
-    check("a body", body.len(), most.body_bytes, "plugins.output_bytes")?;
+    check("a body", body.len(), sizes.body_bytes, "plugins.output_bytes")?;
     let body = on_one_line(body);
     // Whoever sent the message is not to blame for what the transform makes of it.
     let frame_bytes = dispatch::frame_bytes(message, &body);
-    check("a body that makes a notification", frame_bytes, most.frame_bytes, "limits.frame_bytes")?;
+    check("a body that makes a notification", frame_bytes, sizes.frame_bytes, "limits.frame_bytes")?;
     Ok(body)
 }
 
@@ -559,15 +559,15 @@ mod tests {
     #[test]
     fn a_body_is_as_long_as_it_may_be_by_itself_and_in_its_frame() {
         let message = message();
-        let most = Most { body_bytes: 20, frame_bytes: dispatch::frame_bytes(&message, &[0xff; 18]) };
-        let check = |body: &[u8]| checked(body.to_vec(), &message, most).map_err(|fault| fault.to_string());
+        let sizes = Sizes { body_bytes: 20, frame_bytes: dispatch::frame_bytes(&message, &[0xff; 18]) };
+        let check = |body: &[u8]| checked(body.to_vec(), &message, sizes).map_err(|fault| fault.to_string());
         assert!(check(&[b'x'; 20]).is_ok());
         let too_long = "the plugin returned a body of 21 bytes, of at most 20 (plugins.output_bytes)";
         assert_eq!(check(&[b'x'; 21]).unwrap_err(), too_long);
         // It would go as Base64.
         assert!(check(&[0xff; 18]).is_ok());
         let found = check(&[0xff; 19]).unwrap_err();
-        let most = most.frame_bytes;
+        let most = sizes.frame_bytes;
         let too_large = format!("makes a notification of {} bytes, of at most {most} (limits.frame_bytes)", most + 4);
         assert!(found.ends_with(&too_large), "{found}");
     }
