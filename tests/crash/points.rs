@@ -7,7 +7,7 @@ const FAULT: &str = "TIDEGATE_FAULT";
 
 /// Points between the stages of the line, and at which time there the kill comes at the earliest, since the load has to run by
 /// then. It comes at twice that time at the latest.
-const POINTS: [(&str, u64); 12] = [
+const POINTS: [(&str, u64); 14] = [
     ("sweep", 1),
     ("admitted", 50),
     ("judged", 50),
@@ -18,6 +18,8 @@ const POINTS: [(&str, u64); 12] = [
     ("after-answer", 50),
     ("ack-received", 200),
     ("ack-committed", 50),
+    ("move-log", 2),
+    ("end-log", 2),
     ("consumer-create", 2),
     ("unsubscribe", 2),
 ];

@@ -8,6 +8,7 @@ mod examine;
 mod long_reads;
 mod size;
 mod transaction;
+mod wal;
 mod writing;
 
 use std::path::{Path, PathBuf};
@@ -151,7 +152,8 @@ impl Store {
             })
             // Two crates use it; SQLite itself sees to it that they do so one after the other.
             .serialized(true)
-            .pragma("wal_autocheckpoint", "1000")
+            // The writer sees to it.
+            .pragma("wal_autocheckpoint", "0")
             .pragma("cache_size", "-8000")
             .pragma("temp_store", "MEMORY")
             .pragma("max_page_count", (config.max_bytes / PAGE_BYTES).to_string())

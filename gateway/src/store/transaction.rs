@@ -161,7 +161,7 @@ impl Transaction {
         let mut insert = connection.prepare_cached(
             "INSERT INTO measurement(id, tenant, source, type, time, body) VALUES (?, ?, ?, ?, ?, ?)",
         )?;
-        for ObjectRow { id, tenant, source, kind, time_ms, body, .. } in &self.measurements {
+        for ObjectRow { id, tenant, source, kind, time_ms, body, .. } in ascending(&self.measurements) {
             let (id, source) = (id.cast_signed(), source.cast_signed());
             insert.execute((id, tenant.as_str(), source, kind, time_ms, &**body))?;
         }
@@ -169,7 +169,7 @@ impl Transaction {
             "INSERT INTO event(id, tenant, source, type, time, body, created, updated)
              VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)",
         )?;
-        for ObjectRow { id, tenant, source, kind, time_ms, body, created_ms } in &self.events {
+        for ObjectRow { id, tenant, source, kind, time_ms, body, created_ms } in ascending(&self.events) {
             let (id, source) = (id.cast_signed(), source.cast_signed());
             insert.execute((id, tenant.as_str(), source, kind, time_ms, &**body, created_ms))?;
         }
@@ -187,6 +187,13 @@ impl Transaction {
         connection.prepare_cached("COMMIT")?.execute([])?;
         Ok(())
     }
+}
+
+/// By id. Requests that came at once are not in that order, and a row that is not the last one may split a page.
+fn ascending(rows: &[ObjectRow]) -> Vec<&ObjectRow> {
+    let mut rows: Vec<&ObjectRow> = rows.iter().collect();
+    rows.sort_unstable_by_key(|row| row.id);
+    rows
 }
 
 impl ToSql for Value {

@@ -11,6 +11,7 @@ use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::time::Instant;
 
 use super::size::available;
+use super::wal::{Log, Mover};
 use super::{BUSY_WAIT, FILE_NAME, LongReads, PAGE_BYTES, StoreError, Transaction, wal_of};
 use crate::config::{self, Durability};
 use crate::faults;
@@ -21,8 +22,14 @@ const RELIEF_PAGES: u64 = 1024;
 const SPARE_PAGES: u64 = 1024;
 /// What the indexes of one transaction take of them.
 const INDEX_BYTES: u64 = 256 << 10;
+/// Pages of the WAL that are not in the database file when they are moved there, beside the commits that go on,
+const AHEAD_PAGES: u64 = 500;
+/// and how long it is when the rest is moved between two commits, so that the next one begins it anew.
+const LOG_PAGES: u64 = 1500;
+/// How long after that has failed it is tried again.
+const MOVE_PAUSE: Duration = Duration::from_secs(1);
 /// Pages that the warm-up of the WAL frees again.
-const WARM_PAGES: u64 = 1100;
+const WARM_PAGES: u64 = LOG_PAGES + 200;
 /// How long a checkpoint waits for readers.
 const CHECKPOINT_WAIT: Duration = Duration::from_millis(500);
 /// How long after one that had to give up the next one is tried.
@@ -49,6 +56,9 @@ pub struct Writing {
     /// `store.max_bytes` in pages.
     max_pages: u64,
     long_reads: LongReads,
+    mover: Mover,
+    /// When pages of the WAL are moved again after that has failed.
+    next_move: Option<Instant>,
     /// When a WAL that is too long is looked at again.
     next_checkpoint: Option<Instant>,
     flushing: Option<Flushing>,
@@ -71,7 +81,8 @@ impl Writing {
         config: &config::Store,
         long_reads: LongReads,
     ) -> Result<Self, StoreError> {
-        let wal = wal_of(&directory.join(FILE_NAME));
+        let file = directory.join(FILE_NAME);
+        let wal = wal_of(&file);
         let flushing = match config.durability {
             Durability::Commit => None,
             Durability::Second => {
@@ -94,6 +105,8 @@ impl Writing {
             reserve_bytes: config.reserve_bytes,
             max_pages: config.max_bytes / PAGE_BYTES,
             long_reads,
+            mover: Mover::start(&file)?,
+            next_move: None,
             next_checkpoint: None,
             flushing,
             waits_for_locks: true,
@@ -127,7 +140,34 @@ impl Writing {
         if let Some(flushing) = &mut self.flushing {
             flushing.since.get_or_insert_with(Instant::now);
         }
+        self.move_log();
         self.bound_wal().await;
+        Ok(())
+    }
+
+    /// Moves the WAL into the database file before it is long. Left to SQLite, each commit would be held up after which it is
+    /// longer than so many pages.
+    fn move_log(&mut self) {
+        let now = Instant::now();
+        if self.next_move.is_some_and(|next| now < next) {
+            return;
+        }
+        let moved = self.try_move_log().map_err(|error| self.failed(error));
+        self.next_move = moved.err().map(|error| {
+            tracing::warn!(%error, cause = ?error, "the write-ahead log could not be moved into the database");
+            now + MOVE_PAUSE
+        });
+    }
+
+    fn try_move_log(&mut self) -> rusqlite::Result<()> {
+        let log = Log::of(&self.direct)?;
+        if log.pages >= LOG_PAGES {
+            self.mover.wait()?;
+            faults::point("end-log");
+            Log::checkpoint(&self.direct)?;
+        } else if log.pages - log.moved >= AHEAD_PAGES && !self.mover.is_busy()? {
+            self.mover.begin();
+        }
         Ok(())
     }
 
@@ -179,9 +219,9 @@ impl Writing {
     }
 
     /// Moves what the WAL holds into the database file as far as no reader needs it, which is when the file becomes shorter.
-    pub async fn checkpoint(&mut self) -> Result<(), StoreError> {
+    pub fn checkpoint(&mut self) -> Result<(), StoreError> {
         faults::point("checkpoint");
-        self.run("PRAGMA wal_checkpoint(PASSIVE)".to_owned()).await
+        Log::checkpoint(&self.direct).map(drop).map_err(|error| self.failed(error))
     }
 
     /// When [`Writing::flush`] is due.
@@ -217,7 +257,7 @@ impl Writing {
             .run(format!(
                 "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
                  INSERT INTO warm_up
-                 WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 64) SELECT zeroblob(65536) FROM n;
+                 WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 96) SELECT zeroblob(65536) FROM n;
                  DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum({WARM_PAGES});
                  PRAGMA shrink_memory",
             ))
@@ -230,8 +270,8 @@ impl Writing {
 
     /// Moves the WAL into the database file and closes it.
     pub async fn close(self) -> Result<(), StoreError> {
-        let Self { direct, mut connection, .. } = self;
-        drop(direct);
+        let Self { direct, mut connection, mover, .. } = self;
+        drop((direct, mover));
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
         connection.close().await?;
         Ok(())
@@ -299,6 +339,7 @@ impl Writing {
     }
 
     async fn truncate_wal(&mut self) -> Result<bool, StoreError> {
+        self.mover.wait().map_err(|error| self.failed(error))?;
         self.run(format!("PRAGMA busy_timeout = {}", CHECKPOINT_WAIT.as_millis())).await?;
         let row = sqlx::query_as("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut self.connection).await;
         self.run(format!("PRAGMA busy_timeout = {}", BUSY_WAIT.as_millis())).await?;

@@ -509,7 +509,7 @@ impl Worker {
                 Err(error) => return self.told(Err(error), "free space could not be given back"),
             }
         }
-        let moved = self.writing.checkpoint().await;
+        let moved = self.writing.checkpoint();
         self.told(moved, "the write-ahead log could not be emptied");
     }
 
