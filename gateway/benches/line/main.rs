@@ -32,6 +32,10 @@ use anyhow::{Result, anyhow, bail};
 
 use report::Report;
 
+/// The gateway's: plugins are measured in this process.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// How long and how often everything is measured.
 struct Plan {
     parts: Vec<Part>,

@@ -87,7 +87,7 @@ impl Host {
     pub(super) fn new(lines: &Arc<Throttle>, instance: &Instance, limits: &PluginLimits) -> Self {
         Self {
             limiter: Limiter::new(limits, instance.plugin().0.is_script()),
-            budget: Budget::of(Duration::ZERO),
+            budget: Budget::since(Duration::ZERO, Duration::ZERO),
             batch: None,
             written: Vec::new(),
             lines: Arc::clone(lines),
@@ -104,8 +104,9 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn of(time: Duration) -> Self {
-        Self { end: processor_time() + time }
+    /// `began`: what [`processor_time`] said when it began. To look costs as much as a filter takes for some messages.
+    pub(super) fn since(began: Duration, time: Duration) -> Self {
+        Self { end: began + time }
     }
 
     /// What is left, if anything is.

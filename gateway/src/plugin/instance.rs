@@ -97,7 +97,7 @@ impl Live {
         });
         // Instantiating runs guest code, so the deadline comes first.
         let started = processor_time();
-        allow(&mut store, time);
+        allow(&mut store, started, time);
         let guest = match loaded.configure(&mut store, instance.settings()) {
             Ok(Ok(guest)) => guest,
             Ok(Err(text)) => return Err(refused(&text)),
@@ -147,13 +147,14 @@ impl Live {
         std::mem::take(&mut self.store.data_mut().written)
     }
 
-    /// Asks about a batch, within `time`.
+    /// Asks about a batch, within `time` since `began`, see [`Budget::since`].
     pub(super) fn call<W: Work>(
         &mut self,
         batch: &Batch,
+        began: Duration,
         time: Duration,
     ) -> Result<Vec<Result<W::Answer, Fault>>, Fault> {
-        allow(&mut self.store, time);
+        allow(&mut self.store, began, time);
         self.store.data_mut().batch = Some(batch.clone());
         self.store.data_mut().written.clear();
         let answers = W::call(self, batch.messages())?;
@@ -449,9 +450,9 @@ fn on_one_line(body: Vec<u8>) -> Bytes {
     body.into()
 }
 
-/// Gives the next call `time`.
-fn allow(store: &mut Store<Host>, time: Duration) {
-    store.data_mut().budget = Budget::of(time);
+/// Gives the next call `time`, since `began`.
+fn allow(store: &mut Store<Host>, began: Duration, time: Duration) {
+    store.data_mut().budget = Budget::since(began, time);
     store.set_epoch_deadline(Clock::ticks(time));
 }
 

@@ -347,15 +347,19 @@ impl Worker {
     /// Answers at least one message until `end`, unless the instance has to go on on another thread.
     fn batch<W: Work>(&mut self, instance: &Instance, batch: &Batch, end: Instant) -> Answered<W::Answer> {
         let (started, processor) = (Instant::now(), processor_time());
+        let mut began = processor;
         let apart = instance.has_taken_all();
         let most = Most::of(instance);
         let mut live = self.live.take(instance);
         let mut answers = Vec::new();
         while let Some(rest) = batch.after(answers.len()) {
-            answers.append(&mut self.shared.call::<W>(instance, &mut live, &most.of_batch(&rest), end));
-            if Instant::now() >= end || instance.has_taken_all() != apart {
-                break;
+            if !answers.is_empty() {
+                if Instant::now() >= end || instance.has_taken_all() != apart {
+                    break;
+                }
+                began = processor_time();
             }
+            answers.append(&mut self.shared.call::<W>(instance, &mut live, &most.of_batch(&rest), began, end));
         }
         if let Some(live) = live {
             self.live.put(instance, live);
@@ -394,7 +398,8 @@ impl Shared {
             let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.configure()), Ok)?;
             log = live.take_written();
             let batch = 0..messages.len();
-            let answers = live.call::<W>(&Batch::new(&Arc::new(messages), batch), self.limits.call());
+            let batch = Batch::new(&Arc::new(messages), batch);
+            let answers = live.call::<W>(&batch, processor_time(), self.limits.call());
             log.append(&mut live.take_written());
             let answers = answers?.into_iter().map(|answer| answer.map(Into::into)).collect();
             memory_bytes = live.memory_bytes();
@@ -411,9 +416,16 @@ impl Shared {
     /// has touched, so that only those answer for it that are to blame. What keeps state goes on message by message, in order.
     /// Only the first one has to be answered now: others wait for the thread, and an instance that has just taken all goes on
     /// on another one.
-    fn call<W: Work>(&self, instance: &Instance, live: &mut Option<Live>, batch: &Batch, end: Instant) -> Answers<W> {
+    fn call<W: Work>(
+        &self,
+        instance: &Instance,
+        live: &mut Option<Live>,
+        batch: &Batch,
+        began: Duration,
+        end: Instant,
+    ) -> Answers<W> {
         let (fresh, apart) = (live.is_none(), instance.has_taken_all());
-        match self.attempt::<W>(instance, live, batch) {
+        match self.attempt::<W>(instance, live, batch, began) {
             Ok(answers) => answers,
             Err(fault) if fresh && batch.messages().len() == 1 => vec![Err(fault)],
             Err(fault) => {
@@ -436,7 +448,7 @@ impl Shared {
         if !instance.keeps_state() {
             *live = None;
         }
-        let answers = self.attempt::<W>(instance, live, single)?;
+        let answers = self.attempt::<W>(instance, live, single, processor_time())?;
         answers.into_iter().next().expect("invariant: one answer for each message")
     }
 
@@ -446,6 +458,7 @@ impl Shared {
         instance: &Instance,
         live: &mut Option<Live>,
         batch: &Batch,
+        mut began: Duration,
     ) -> Result<Answers<W>, Fault> {
         if self.stopped.load(Relaxed) {
             return Err(Fault::Stopped);
@@ -454,9 +467,12 @@ impl Shared {
             return Err(fault);
         }
         instance.0.account.called();
-        let made = live.take().map_or_else(|| self.instantiate(instance, self.making(instance)), Ok);
+        let made = match live.take() {
+            Some(live) => Ok(live),
+            None => self.instantiate(instance, self.making(instance)).inspect(|_| began = processor_time()),
+        };
         let answered = made.and_then(|mut current| {
-            let answers = current.call::<W>(batch, self.limits.call());
+            let answers = current.call::<W>(batch, began, self.limits.call());
             instance.0.account.held(current.memory_bytes());
             let answers = answers.inspect_err(|_| {
                 if instance.keeps_state() {
