@@ -251,14 +251,14 @@ impl Writing {
     }
 
     /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
-    /// for the file system's journal.
+    /// for the file system's journal. Pages that are free again by then do not reach the database file.
     pub async fn warm_up(&mut self) -> Result<(), StoreError> {
         let warmed = self
             .run(format!(
                 "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
                  INSERT INTO warm_up
                  WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 96) SELECT zeroblob(65536) FROM n;
-                 DROP TABLE warm_up; COMMIT; PRAGMA wal_checkpoint(RESTART); PRAGMA incremental_vacuum({WARM_PAGES});
+                 DROP TABLE warm_up; COMMIT; PRAGMA incremental_vacuum({WARM_PAGES}); PRAGMA wal_checkpoint(RESTART);
                  PRAGMA shrink_memory",
             ))
             .await;
