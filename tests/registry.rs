@@ -442,6 +442,36 @@ async fn a_start_holds_the_messages_of_plugins_that_are_still_to_be_compiled() {
     assert!(compared.get("rolledBack").is_none() && compared["comparison"]["canary"]["faults"] == 0, "{compared}");
 }
 
+// A large component takes a small box minutes to compile: what it has compiled before goes on meanwhile.
+#[tokio::test]
+async fn a_start_does_not_let_compiled_plugins_wait_for_one_that_is_not() {
+    let mut gateway = Gateway::start().await;
+    upload(&gateway, "compiled", &component("threshold")).await.expect(201);
+    let script =
+        gateway.call("POST", &format!("{PATH}?name=script&world=filter")).body("text/javascript", "() => true");
+    script.await.expect(201);
+    let device = gateway.device("pump").await;
+    // In the order in which they would be loaded.
+    let settings = json!({"value": "/c8y_Reading/R/value", "above": 0});
+    for (topic, filter) in
+        [("Script", json!({"plugin": "script"})), ("Compiled", json!({"plugin": "compiled", "settings": settings}))]
+    {
+        gateway.subscribe(&with(topic, &device, json!({"filters": [filter]}))).await;
+        gateway.consumer(topic, "subA").await.close().await;
+    }
+    gateway.stop().await;
+    // By far the largest code is that of the interpreter of scripts.
+    let size = |path: &std::path::PathBuf| fs::metadata(path).unwrap().len();
+    let files = fs::read_dir(gateway.data().join("plugin-cache")).unwrap().map(|file| file.unwrap().path());
+    fs::remove_file(files.max_by_key(size).unwrap()).unwrap();
+    gateway.restart_process().await;
+    gateway.measure(&device, "t", 1).await;
+    assert_eq!(value_of(&gateway.reconnect("Compiled", "subA").await.receive().await.json()), 1);
+    let topic = gateway.get("/tidegate/v1/topics/persistent/Script").await.expect(200).json();
+    assert_eq!(topic["figures"]["heldMessages"], 1, "the script is still to be compiled: {topic}");
+    assert_eq!(value_of(&gateway.reconnect("Script", "subA").await.receive().await.json()), 1);
+}
+
 /// A component that holds a core module of so many functions, each of which stirs its parameter so often.
 fn stirring(functions: usize, times: usize) -> Vec<u8> {
     // x = rotl(x, 5) ^ x, from no locals to the result.

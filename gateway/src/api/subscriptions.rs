@@ -8,6 +8,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use hyper::http::request::Parts;
 use hyper::{HeaderMap, StatusCode, Uri};
 use sqlx::Row as _;
@@ -191,9 +192,11 @@ pub(crate) async fn load(
     Ok(waiting)
 }
 
-/// Loads the plugins that these subscriptions name, which takes long where they have to be compiled: those of a tenant one after the
-/// other, the tenants side by side. What has come for them meanwhile is judged then. A plugin that cannot be had any more faults each of
-/// its messages.
+/// Subscriptions of a tenant whose plugins are loaded at a time: what is compiled already does not wait for what has to be.
+const LOADS: usize = 64;
+
+/// Loads the plugins that these subscriptions name, which takes long where they have to be compiled. What has come for them meanwhile is
+/// judged then. A plugin that cannot be had any more faults each of its messages.
 pub(crate) async fn load_plugins(app: Arc<App>, waiting: Vec<(Tenant, u64)>) {
     let mut tenants: HashMap<Tenant, Vec<u64>> = HashMap::new();
     for (tenant, id) in waiting {
@@ -204,15 +207,14 @@ pub(crate) async fn load_plugins(app: Arc<App>, waiting: Vec<(Tenant, u64)>) {
 }
 
 async fn load_plugins_of(app: &App, tenant: Tenant, subscriptions: Vec<u64>) {
-    for id in subscriptions {
-        match equip(app, &tenant, id).await {
-            Ok(()) => {
-                let (pipeline, tenant) = (app.pipeline.clone(), tenant.clone());
-                tokio::spawn(async move { pipeline.release(&tenant, [id]).await });
-            }
-            Err(error) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
+    let load = async |id| match equip(app, &tenant, id).await {
+        Ok(()) => {
+            let (pipeline, tenant) = (app.pipeline.clone(), tenant.clone());
+            tokio::spawn(async move { pipeline.release(&tenant, [id]).await });
         }
-    }
+        Err(error) => tracing::error!(%tenant, subscription = id, %error, "its plugins cannot be loaded"),
+    };
+    stream::iter(subscriptions).for_each_concurrent(LOADS, load).await;
 }
 
 /// Gives a subscription its plugins, between two messages.
