@@ -287,6 +287,53 @@ async fn a_disk_that_takes_no_writes_refuses_producers_until_it_does() {
     nothing_comes_again(&mut gateway, &["reader"]).await;
 }
 
+// What is committed takes its room twice, in the log and in the database: a commit for which there is room only once would be the last one.
+#[tokio::test]
+async fn a_commit_that_could_not_be_moved_into_the_database_is_refused() {
+    let (mut gateway, _disk, device) = on_small_disk("", "size=24500k").await;
+    let topics: Vec<String> = (0..14).map(|number| format!("Fan{number}")).collect();
+    for topic in &topics {
+        gateway.subscribe(&forwarded(topic, &device)).await;
+        gateway.consumer(topic, "one").await.close().await;
+    }
+    let mut reader = gateway.consumer("Sub1", "reader").await;
+    let mut huge = measurement(&device, "t", 0);
+    huge["c8y_Ballast"] = json!("x".repeat(900_000));
+    gateway.post_measurement(&huge).await.error(507, "the store is full");
+    gateway.measure(&device, "t", 1).await;
+    let accepted = send_until(&gateway, &device, 2, 507, "the store is full").await;
+    receive_all(&mut reader, &[1]).await;
+    receive_all(&mut reader, &accepted).await;
+    for topic in &topics {
+        let mut consumer = gateway.reconnect(topic, "one").await;
+        receive_all(&mut consumer, &[1]).await;
+        receive_all(&mut consumer, &accepted).await;
+    }
+    accepted_again(&gateway, &device, 10_000).await;
+    gateway.stop().await;
+    gateway.restart_process().await;
+    receive_all(&mut gateway.reconnect("Sub1", "reader").await, &[10_000]).await;
+}
+
+// Whoever reads the database from outside keeps the log from being moved; what it owes the database counts all the while.
+#[tokio::test]
+async fn a_disk_that_fills_up_while_somebody_reads_recovers_when_that_ends() {
+    let (mut gateway, _disk, device) = on_small_disk("[store]\nreserve_bytes = 4194304", "size=32m").await;
+    let mut reader = gateway.consumer("Sub1", "reader").await;
+    let database = gateway.data().join("tidegate.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&database).read_only(true);
+    let mut outside = sqlx::ConnectOptions::connect(&options).await.unwrap();
+    sqlx::raw_sql("BEGIN; SELECT count(*) FROM msg").execute(&mut outside).await.unwrap();
+    let accepted = send_until(&gateway, &device, 0, 507, "the store is full").await;
+    assert!(accepted.len() > 100, "{}", accepted.len());
+    sqlx::Connection::close(outside).await.unwrap();
+    receive_all(&mut reader, &accepted).await;
+    accepted_again(&gateway, &device, 10_000).await;
+    receive_all(&mut reader, &[10_000]).await;
+    nothing_comes_again(&mut gateway, &["reader"]).await;
+    gateway.stop().await;
+}
+
 // Commits that wait for their flush meet a disk that has become read-only: as with "commit", that is no end.
 #[tokio::test]
 async fn a_flush_that_meets_a_read_only_disk_refuses_producers_and_is_tried_again() {

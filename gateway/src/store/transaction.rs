@@ -4,6 +4,11 @@ use bytes::Bytes;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ToSql, params_from_iter};
 
+use super::PAGE_BYTES;
+
+/// Pages of indexes and of other tables that a transaction changes here and there.
+const INDEX_BYTES: u64 = 256 << 10;
+
 /// A value bound to a [`Statement`].
 #[derive(Clone, Debug)]
 pub enum Value {
@@ -137,11 +142,11 @@ impl Transaction {
         self.statements.iter().any(|statement| statement.sql.starts_with("DELETE"))
     }
 
-    /// Bytes of the bodies and of what is bound.
-    pub(super) fn bytes(&self) -> usize {
-        let objects = self.measurements.iter().chain(&self.events).map(|row| &row.body);
-        let bodies = objects.chain(self.messages.iter().map(|row| &row.body));
-        bodies.map(Bytes::len).sum::<usize>() + self.statements.iter().map(Statement::bytes).sum::<usize>()
+    /// Bytes of pages that it takes at most, what it changes in indexes included.
+    pub(super) fn most_bytes(&self) -> u64 {
+        let objects = self.measurements.iter().chain(&self.events).map(|row| row.body.len());
+        let rows = objects.chain(self.messages.iter().map(|row| row.body.len()));
+        rows.chain(self.statements.iter().map(Statement::bytes)).map(most_bytes).sum::<u64>() + INDEX_BYTES
     }
 
     /// Runs all of it, from BEGIN to COMMIT. On an error the transaction may still be open.
@@ -194,6 +199,13 @@ fn ascending(rows: &[ObjectRow]) -> Vec<&ObjectRow> {
     let mut rows: Vec<&ObjectRow> = rows.iter().collect();
     rows.sort_unstable_by_key(|row| row.id);
     rows
+}
+
+/// What one row with so many bytes takes: small ones fill their pages by half at least, of larger ones all but the last page are full. Two
+/// of its entries in indexes take a small share of a page each.
+fn most_bytes(bytes: usize) -> u64 {
+    let bytes = bytes as u64 + 200;
+    if bytes < PAGE_BYTES { 2 * bytes } else { bytes + bytes / 64 + 2 * PAGE_BYTES }
 }
 
 impl ToSql for Value {

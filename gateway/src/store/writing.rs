@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ use crate::faults;
 const RELIEF_PAGES: u64 = 1024;
 /// Free pages that stay in the file for the next messages.
 const SPARE_PAGES: u64 = 1024;
-/// What the indexes of one transaction take of them.
-const INDEX_BYTES: u64 = 256 << 10;
+/// A page in the WAL, which has a header for each.
+const FRAME_BYTES: u64 = PAGE_BYTES + 24;
 /// Pages of the WAL that are not in the database file when they are moved there, beside the commits that go on,
 const AHEAD_PAGES: u64 = 500;
 /// and how long it is when the rest is moved between two commits, so that the next one begins it anew.
@@ -125,7 +125,7 @@ impl Writing {
             return Err(error);
         }
         let relieves = transaction.relieves();
-        if !relieves && self.is_disk_low() && !self.fits_into_free_pages(transaction).await? {
+        if !relieves && !self.has_room(transaction)? {
             return Err(StoreError::Full);
         }
         faults::point("before-commit");
@@ -253,6 +253,12 @@ impl Writing {
     /// Grows the WAL once, so that later commits overwrite it in place: while the file grows, each commit also waits
     /// for the file system's journal. Pages that are free again by then do not reach the database file.
     pub async fn warm_up(&mut self) -> Result<(), StoreError> {
+        let long = LOG_PAGES * FRAME_BYTES;
+        let room =
+            available(&self.directory).map_or(u64::MAX, |available| available.saturating_sub(self.reserve_bytes));
+        if length(&self.wal) >= long || room < 2 * long {
+            return Ok(());
+        }
         let warmed = self
             .run(format!(
                 "BEGIN IMMEDIATE; CREATE TABLE warm_up(b BLOB);
@@ -272,7 +278,13 @@ impl Writing {
     pub async fn close(self) -> Result<(), StoreError> {
         let Self { direct, mut connection, mover, .. } = self;
         drop((direct, mover));
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").await?;
+        let (busy, _, _): (bool, i64, i64) =
+            sqlx::query_as("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(&mut connection).await?;
+        if busy {
+            tracing::warn!(
+                "another program reads the database: the write-ahead log stays as it is until the next start"
+            );
+        }
         connection.close().await?;
         Ok(())
     }
@@ -299,25 +311,34 @@ impl Writing {
         self.run(format!("PRAGMA max_page_count = {pages}")).await
     }
 
-    /// Whether the room that is left on the disk is kept for what makes more of it.
-    fn is_disk_low(&self) -> bool {
+    /// Whether the disk has room for the transaction beside what is kept for those who make more. Each page takes that twice, in the
+    /// WAL and, when it is moved, in the database file: what the WAL still owes that counts as taken, or the move would find no
+    /// room, and after that nobody.
+    fn has_room(&self, transaction: &Transaction) -> Result<bool, StoreError> {
         // Where the system does not tell, SQLite's own error has to do.
-        available(&self.directory).is_ok_and(|available| available < self.reserve_bytes)
-    }
-
-    /// Whether the file would not grow: then a disk that is low does not matter.
-    async fn fits_into_free_pages(&mut self, transaction: &Transaction) -> Result<bool, StoreError> {
-        let free: i64 = sqlx::query_scalar("PRAGMA freelist_count").fetch_one(&mut self.connection).await?;
-        // Rows fill their pages by half at least; the rest is for indexes.
-        Ok(free.cast_unsigned() * PAGE_BYTES >= 2 * transaction.bytes() as u64 + INDEX_BYTES)
+        let Ok(available) = available(&self.directory) else { return Ok(true) };
+        let (wal, most) = (length(&self.wal), transaction.most_bytes());
+        // Mostly it is seen without a look into the database: at worst each page of the WAL is new to the file.
+        if available >= self.reserve_bytes + wal + 2 * most {
+            return Ok(true);
+        }
+        let pragma = |sql| -> rusqlite::Result<u64> {
+            let pages: i64 = self.direct.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
+            Ok(pages.cast_unsigned() * PAGE_BYTES)
+        };
+        let (all, free) = (pragma("PRAGMA page_count")?, pragma("PRAGMA freelist_count")?);
+        let log = Log::of(&self.direct)?;
+        // One that is moved as a whole is begun anew.
+        let written = if log.moved < log.pages { log.pages * FRAME_BYTES } else { 0 };
+        let grows = most.saturating_sub(free) + most.saturating_sub(wal.saturating_sub(written));
+        let owed = all.saturating_sub(length(&self.directory.join(FILE_NAME)));
+        Ok(grows == 0 || available >= self.reserve_bytes + owed + grows)
     }
 
     /// Empties a WAL that has become too long because of a reader, with the long reads held off.
     async fn bound_wal(&mut self) {
         let now = Instant::now();
-        if self.next_checkpoint.is_some_and(|next| now < next)
-            || fs::metadata(&self.wal).map_or(0, |wal| wal.len()) <= self.wal_bytes
-        {
+        if self.next_checkpoint.is_some_and(|next| now < next) || length(&self.wal) <= self.wal_bytes {
             return;
         }
         self.long_reads.hurry(true);
@@ -327,7 +348,7 @@ impl Writing {
             Ok(true) => None,
             Ok(false) => {
                 tracing::warn!(
-                    "the write-ahead log is longer than store.wal_bytes, and somebody who reads keeps it so"
+                    "the write-ahead log is longer than store.wal_bytes, and somebody who reads the database, or moves the log, keeps it so"
                 );
                 Some(now + CHECKPOINT_PAUSE)
             }
@@ -346,4 +367,9 @@ impl Writing {
         let (busy, _, _): (bool, i64, i64) = row.map_err(|error| self.failed(error))?;
         Ok(!busy)
     }
+}
+
+/// Bytes of a file; 0 if it is not there.
+fn length(file: &Path) -> u64 {
+    fs::metadata(file).map_or(0, |file| file.len())
 }
