@@ -21,7 +21,9 @@ async fn backup_as(gateway: &Gateway, user: &str, file: &Path) -> (bool, String)
     let _ = fs::remove_file(gateway.path("backup.err"));
     let url = format!("http://{}", gateway.addr);
     let env = [("TIDEGATE_URL", url.as_str()), ("TIDEGATE_USER", user), ("TIDEGATE_PASSWORD", PASSWORD)];
-    let (done, _, said) = gateway.command(&["backup", file.to_str().unwrap()], &env, "backup").await;
+    let (done, told, said) = gateway.command(&["backup", file.to_str().unwrap()], &env, "backup").await;
+    let bytes = || fs::metadata(file).unwrap().len();
+    assert!(!done || told.ends_with(&format!("backup.db has everything up to now, in {} bytes\n", bytes())), "{told}");
     (done, said)
 }
 

@@ -30,7 +30,10 @@ async fn subscriptions_are_listed_with_their_plugins_and_canaries() {
     let mut ids = Vec::new();
     let mut plain = of_tenant("all", &["events"]);
     plain["nonPersistent"] = json!(true);
-    for wanted in [&with_plugins, &plain] {
+    let mut shaped = forwarded("shaped", &device);
+    shaped["subscriptionFilter"]["typeFilter"] = json!("t");
+    shaped["fragmentsToCopy"] = json!(["c8y_Reading"]);
+    for wanted in [&with_plugins, &plain, &shaped] {
         ids.push(gateway.subscribe(wanted).await["id"].as_str().unwrap().to_owned());
     }
     let rows = |out: &str| -> Vec<Vec<String>> {
@@ -42,6 +45,7 @@ async fn subscriptions_are_listed_with_their_plugins_and_canaries() {
     assert_eq!(shown[0], ["ID", "TOPIC", "PERSISTENCE", "CONTEXT", "SOURCE", "PLUGINS", "CANARY"]);
     assert_eq!(shown[1], [&*ids[0], "pumps", "persistent", "mo", &*device, "hot", "1,", "sampling", "-"], "{out}");
     assert_eq!(shown[2], [&*ids[1], "all", "non-persistent", "tenant", "-", "-", "-"], "{out}");
+    assert_eq!(shown[3][5..], ["type-filter,", "fragments-to-copy", "-"], "{out}");
     assert!(gateway.run(&["plugin", "roll", &ids[0], "hot", "2", "--share", "0.25"], "").0);
     let (_, out, _) = gateway.run(&["subscriptions"], "");
     assert!(out.lines().nth(1).unwrap().ends_with("  hot 2 on 0.25"), "{out}");

@@ -124,12 +124,14 @@ pub async fn consumers(args: ConsumersArgs) -> anyhow::Result<()> {
         let topic = topic.context("--topic must say of which topic it is a consumer")?;
         let tenant = place.tenant.as_deref().unwrap_or(place.gateway.tenant());
         let persistence = if non_persistent { "non-persistent" } else { "persistent" };
-        let (topic, name) = (path_segment(&topic), path_segment(&name));
         let path = format!(
-            "/service/messaging-management/tenants/{}/namespaces/relnotif/topics/{topic}/types/{persistence}/subscribers/{name}",
-            path_segment(tenant)
+            "/service/messaging-management/tenants/{}/namespaces/relnotif/topics/{}/types/{persistence}/subscribers/{}",
+            path_segment(tenant),
+            path_segment(&topic),
+            path_segment(&name)
         );
-        return Ok(client.delete(&path).await?);
+        client.delete(&path).await?;
+        return print(&[format!("{name} is unsubscribed from {topic}")]);
     }
     let mut topics = place.topics(&client).await?;
     if let Some(topic) = &topic {
@@ -272,7 +274,7 @@ fn subscription_table(subscriptions: &[Value]) -> Vec<String> {
     const HEAD: &[&str] = &["ID", "TOPIC", "PERSISTENCE", "CONTEXT", "SOURCE", "PLUGINS", "CANARY"];
     let row = |one: &Value| {
         let persistence = if one["nonPersistent"] == true { "non-persistent" } else { "persistent" };
-        let plugins: Vec<_> = plugins(one).map(plugin_name).collect();
+        let plugins = steps(one);
         let plugins = if plugins.is_empty() { "-".to_owned() } else { plugins.join(", ") };
         vec![
             cell(&one["id"]),
@@ -285,6 +287,17 @@ fn subscription_table(subscriptions: &[Value]) -> Vec<String> {
         ]
     };
     table(HEAD, HEAD.len(), subscriptions.iter().map(row))
+}
+
+/// All plugins that a subscription has messages go through, in their order.
+fn steps(subscription: &Value) -> Vec<String> {
+    let of_types = subscription["subscriptionFilter"].get("typeFilter").map(|_| "type-filter".to_owned());
+    let mut steps: Vec<_> = of_types.into_iter().chain(plugins(subscription).map(plugin_name)).collect();
+    let copying = "fragments-to-copy".to_owned();
+    if subscription.get("fragmentsToCopy").is_some() && !steps.contains(&copying) {
+        steps.push(copying);
+    }
+    steps
 }
 
 /// The plugins that a subscription names, in the order in which they are asked.

@@ -58,7 +58,9 @@ pub async fn backup(args: BackupArgs) -> anyhow::Result<()> {
     }
     unfinished.as_file().sync_all().with_context(unwritable)?;
     unfinished.persist_noclobber(&file).map_err(|error| error.error).with_context(unwritable)?;
-    File::open(beside).and_then(|directory| directory.sync_all()).with_context(unwritable)
+    File::open(beside).and_then(|directory| directory.sync_all()).with_context(unwritable)?;
+    let bytes = file.metadata().with_context(unwritable)?.len();
+    print(&[format!("{} has everything up to now, in {bytes} bytes", file.display())])
 }
 
 /// Runs `tidegate check`: prints what is wrong.
