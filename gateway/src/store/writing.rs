@@ -55,6 +55,8 @@ pub struct Writing {
     reserve_bytes: u64,
     /// `store.max_bytes` in pages.
     max_pages: u64,
+    /// The disk has hardly more room than what is kept.
+    disk_is_low: bool,
     long_reads: LongReads,
     mover: Mover,
     /// When pages of the WAL are moved again after that has failed.
@@ -104,6 +106,7 @@ impl Writing {
             wal_bytes: config.wal_bytes,
             reserve_bytes: config.reserve_bytes,
             max_pages: config.max_bytes / PAGE_BYTES,
+            disk_is_low: false,
             long_reads,
             mover: Mover::start(&file)?,
             next_move: None,
@@ -126,6 +129,7 @@ impl Writing {
         }
         let relieves = transaction.relieves();
         if !relieves && !self.has_room(transaction)? {
+            self.move_log();
             return Err(StoreError::Full);
         }
         faults::point("before-commit");
@@ -161,11 +165,13 @@ impl Writing {
 
     fn try_move_log(&mut self) -> rusqlite::Result<()> {
         let log = Log::of(&self.direct)?;
-        if log.pages >= LOG_PAGES {
+        // Others may take the room that the WAL owes the file, and with a WAL that cannot be begun anew nobody can make any.
+        let owes = self.disk_is_low && log.moved < log.pages;
+        if owes || log.pages >= LOG_PAGES {
             self.mover.wait()?;
             faults::point("end-log");
             Log::checkpoint(&self.direct)?;
-        } else if log.pages - log.moved >= AHEAD_PAGES && !self.mover.is_busy()? {
+        } else if log.pages.saturating_sub(log.moved) >= AHEAD_PAGES && !self.mover.is_busy()? {
             self.mover.begin();
         }
         Ok(())
@@ -314,12 +320,13 @@ impl Writing {
     /// Whether the disk has room for the transaction beside what is kept for those who make more. Each page takes that twice, in the
     /// WAL and, when it is moved, in the database file: what the WAL still owes that counts as taken, or the move would find no
     /// room, and after that nobody.
-    fn has_room(&self, transaction: &Transaction) -> Result<bool, StoreError> {
+    fn has_room(&mut self, transaction: &Transaction) -> Result<bool, StoreError> {
         // Where the system does not tell, SQLite's own error has to do.
         let Ok(available) = available(&self.directory) else { return Ok(true) };
         let (wal, most) = (length(&self.wal), transaction.most_bytes());
         // Mostly it is seen without a look into the database: at worst each page of the WAL is new to the file.
-        if available >= self.reserve_bytes + wal + 2 * most {
+        self.disk_is_low = available < self.reserve_bytes + wal + 2 * most;
+        if !self.disk_is_low {
             return Ok(true);
         }
         let pragma = |sql| -> rusqlite::Result<u64> {
