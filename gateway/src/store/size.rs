@@ -32,7 +32,7 @@ impl Size {
         .await?;
         let bytes = |pages: i64| (pages * page).unsigned_abs();
         let file = readers.connect_options().get_filename().to_owned();
-        let wal = std::fs::metadata(wal_of(&file)).map_or(0, |wal| wal.len());
+        let wal = length(&wal_of(&file));
         let available = file.parent().and_then(|directory| available(directory).ok());
         Ok(Self { database: bytes(pages), free: bytes(free), wal, available })
     }
@@ -42,6 +42,11 @@ impl Size {
 pub(super) fn available(directory: &Path) -> io::Result<u64> {
     let disk = statvfs(directory)?;
     Ok(disk.blocks_available().saturating_mul(disk.fragment_size()))
+}
+
+/// Bytes of a file; 0 if it is not there.
+pub(super) fn length(file: &Path) -> u64 {
+    std::fs::metadata(file).map_or(0, |file| file.len())
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The connection that writes, and what keeps its files in bounds: the database, the write-ahead log, and the room beside them.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::time::Instant;
 
-use super::size::available;
+use super::size::{available, length};
 use super::wal::{Log, Mover};
 use super::{BUSY_WAIT, FILE_NAME, LongReads, PAGE_BYTES, StoreError, Transaction, wal_of};
 use crate::config::{self, Durability};
@@ -374,9 +374,4 @@ impl Writing {
         let (busy, _, _): (bool, i64, i64) = row.map_err(|error| self.failed(error))?;
         Ok(!busy)
     }
-}
-
-/// Bytes of a file; 0 if it is not there.
-fn length(file: &Path) -> u64 {
-    fs::metadata(file).map_or(0, |file| file.len())
 }
