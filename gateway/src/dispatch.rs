@@ -48,7 +48,7 @@ pub fn frame_bytes(message: &Message, body: &[u8]) -> usize {
     let kind = message.api.with_children().unwrap_or(message.api.as_str());
     let encoded = || BASE64.len() + 1 + base64::encoded_len(body.len(), true).unwrap_or(usize::MAX / 2);
     let body = str::from_utf8(body).map_or_else(|_| encoded(), str::len);
-    HEADER_BYTES + stored_form(message, kind, b"").len() + body
+    HEADER_BYTES + message::head_bytes(&message.tenant, kind, message.source.as_str(), message.action) + body
 }
 
 /// What a stored form was made of, and the type that stands in it; `None` if the disk has spoilt it.

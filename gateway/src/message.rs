@@ -109,13 +109,29 @@ impl Action {
 /// description is `/<tenant>/<type>/<source>` (seed 001, "Notification message header and content"); `kind` is that type.
 #[must_use]
 pub fn form(tenant: &Tenant, kind: &str, source: &str, action: Action, headers: &str, body: &[u8]) -> Bytes {
-    let parts = ["/", tenant.as_str(), "/", kind, "/", source, "\n", action.as_str(), "\n", headers, "\n"];
-    let mut form = Vec::with_capacity(parts.iter().map(|part| part.len()).sum::<usize>() + body.len());
-    for part in parts {
+    let head = head(tenant, kind, source, action, headers);
+    let mut form = Vec::with_capacity(bytes(head) + body.len());
+    for part in head {
         form.extend_from_slice(part.as_bytes());
     }
     form.extend_from_slice(body);
     form.into()
+}
+
+/// How long [`form`] is without headers and body.
+#[must_use]
+pub fn head_bytes(tenant: &Tenant, kind: &str, source: &str, action: Action) -> usize {
+    bytes(head(tenant, kind, source, action, ""))
+}
+
+type Head<'a> = [&'a str; 11];
+
+fn head<'a>(tenant: &'a Tenant, kind: &'a str, source: &'a str, action: Action, headers: &'a str) -> Head<'a> {
+    ["/", tenant.as_str(), "/", kind, "/", source, "\n", action.as_str(), "\n", headers, "\n"]
+}
+
+fn bytes(head: Head<'_>) -> usize {
+    head.iter().map(|part| part.len()).sum()
 }
 
 macro_rules! text_id {
