@@ -4,12 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use wasmtime::{ResourceLimiter, Result};
 
 use super::bindings::filter::tidegate::plugin::{body_access, log, types};
 use super::pointer::{self, Found};
+use super::stopwatch::{Budget, Stopwatch};
 use super::{Instance, PluginId, PluginLimits};
 use crate::message::{Message, Tenant};
 use crate::telemetry::Throttle;
@@ -87,7 +87,7 @@ impl Host {
     pub(super) fn new(lines: &Arc<Throttle>, instance: &Instance, limits: &PluginLimits) -> Self {
         Self {
             limiter: Limiter::new(limits, instance.plugin().0.is_script()),
-            budget: Budget::since(Duration::ZERO, Duration::ZERO),
+            budget: Budget::new(Stopwatch::start_cheaply(), Duration::ZERO),
             batch: None,
             written: Vec::new(),
             lines: Arc::clone(lines),
@@ -95,31 +95,6 @@ impl Host {
             tenant: instance.tenant().clone(),
         }
     }
-}
-
-/// The processor time that a call may use on this thread. Time that passes while others have the processor does not count: on
-/// a busy box it would end calls of healthy plugins.
-pub(super) struct Budget {
-    end: Duration,
-}
-
-impl Budget {
-    /// `began`: what [`processor_time`] said when it began. To look costs as much as a filter takes for some messages.
-    pub(super) fn since(began: Duration, time: Duration) -> Self {
-        Self { end: began + time }
-    }
-
-    /// What is left, if anything is.
-    pub(super) fn left(&self) -> Option<Duration> {
-        self.end.checked_sub(processor_time()).filter(|left| !left.is_zero())
-    }
-}
-
-/// The processor time that this thread has used.
-pub(super) fn processor_time() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
-        .map(Duration::from)
-        .expect("invariant: every thread has a clock of its own")
 }
 
 /// Bounds what an instance holds, over all its memories and tables.

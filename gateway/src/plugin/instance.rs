@@ -16,8 +16,9 @@ use super::bindings::script::exports::tidegate::script_runner::scripting::{self,
 use super::bindings::transform::Transform;
 use super::bindings::transform::exports::tidegate::plugin::transforming::{self, NewBody};
 use super::engine::Clock;
-use super::host::{Batch, Budget, Host, LogLine, cut, processor_time};
+use super::host::{Batch, Host, LogLine, cut};
 use super::pointer::{self, Found, Pointers};
+use super::stopwatch::{Budget, Stopwatch};
 use super::{Fault, Instance, Interest, PluginLimits, Verdict, World};
 use crate::message::Message;
 use crate::{dispatch, json};
@@ -42,7 +43,7 @@ pub(super) struct Live {
     imports: bool,
     sizes: Sizes,
     slow: bool,
-    /// When the last call ended.
+    /// When the last call began.
     pub(super) used: Instant,
     _counted: Counted,
 }
@@ -96,8 +97,8 @@ impl Live {
             None => Err(Trap::Interrupt.into()),
         });
         // Instantiating runs guest code, so the deadline comes first.
-        let started = processor_time();
-        allow(&mut store, started, time);
+        let watch = Stopwatch::start();
+        allow(&mut store, watch, time);
         let guest = match loaded.configure(&mut store, instance.settings()) {
             Ok(Ok(guest)) => guest,
             Ok(Err(text)) => return Err(refused(&text)),
@@ -105,8 +106,8 @@ impl Live {
         };
         guest.check()?;
         // Twice as long may pass the next time.
-        let slow = processor_time().saturating_sub(started) > limits.call() / 2;
-        let (used, _counted) = (Instant::now(), Counted::new(count));
+        let slow = watch.shows() > limits.call() / 2;
+        let (used, _counted) = (watch.started, Counted::new(count));
         let sizes = Sizes { body_bytes: limits.output_bytes, frame_bytes: limits.frame_bytes };
         Ok(Self { store, guest, imports: loaded.imports, sizes, slow, used, _counted })
     }
@@ -147,19 +148,19 @@ impl Live {
         std::mem::take(&mut self.store.data_mut().written)
     }
 
-    /// Asks about a batch, within `time` since `began`, see [`Budget::since`].
+    /// Asks about a batch, until `watch` shows `time`.
     pub(super) fn call<W: Work>(
         &mut self,
         batch: &Batch,
-        began: Duration,
+        watch: Stopwatch,
         time: Duration,
     ) -> Result<Vec<Result<W::Answer, Fault>>, Fault> {
-        allow(&mut self.store, began, time);
+        allow(&mut self.store, watch, time);
         self.store.data_mut().batch = Some(batch.clone());
         self.store.data_mut().written.clear();
         let answers = W::call(self, batch.messages())?;
         self.store.data_mut().batch = None;
-        self.used = Instant::now();
+        self.used = watch.started;
         Ok(answers)
     }
 }
@@ -450,9 +451,9 @@ fn on_one_line(body: Vec<u8>) -> Bytes {
     body.into()
 }
 
-/// Gives the next call `time`, since `began`.
-fn allow(store: &mut Store<Host>, began: Duration, time: Duration) {
-    store.data_mut().budget = Budget::since(began, time);
+/// Lets the next call go on until `watch` shows `time`.
+fn allow(store: &mut Store<Host>, watch: Stopwatch, time: Duration) {
+    store.data_mut().budget = Budget::new(watch, time);
     store.set_epoch_deadline(Clock::ticks(time));
 }
 

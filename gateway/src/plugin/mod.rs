@@ -17,6 +17,7 @@ mod module;
 mod pointer;
 mod pool;
 mod quarantine;
+mod stopwatch;
 #[cfg(test)]
 mod tests;
 mod trials;

@@ -13,10 +13,11 @@ use wasmtime::Engine;
 
 use super::compiler::stand_back;
 use super::engine::Clock;
-use super::host::{Batch, LogLine, processor_time};
+use super::host::{Batch, LogLine};
 use super::instance::{Live, Traits, Work};
 use super::lives::{Lives, state_lost};
 use super::quarantine::Quarantine;
+use super::stopwatch::Stopwatch;
 use super::turns::Turns;
 use super::{Answered, Fault, Instance, PluginError, PluginLimits, Verdict};
 use crate::message::Message;
@@ -346,8 +347,8 @@ impl Worker {
 
     /// Answers at least one message until `end`, unless the instance has to go on on another thread.
     fn batch<W: Work>(&mut self, instance: &Instance, batch: &Batch, end: Instant) -> Answered<W::Answer> {
-        let (started, processor) = (Instant::now(), processor_time());
-        let mut began = processor;
+        let watch = Stopwatch::start_cheaply();
+        let mut of_call = watch;
         let apart = instance.has_taken_all();
         let most = Most::of(instance);
         let mut live = self.live.take(instance);
@@ -357,16 +358,17 @@ impl Worker {
                 if Instant::now() >= end || instance.has_taken_all() != apart {
                     break;
                 }
-                began = processor_time();
+                of_call = Stopwatch::start_cheaply();
             }
-            answers.append(&mut self.shared.call::<W>(instance, &mut live, &most.of_batch(&rest), began, end));
+            answers.append(&mut self.shared.call::<W>(instance, &mut live, &most.of_batch(&rest), of_call, end));
         }
         if let Some(live) = live {
             self.live.put(instance, live);
         }
-        instance.plugin().0.seconds.record(started.elapsed());
         self.shared.account::<W>(instance, batch.messages(), &answers);
-        let processor_time = processor_time().saturating_sub(processor);
+        let ended = Instant::now();
+        let processor_time = watch.stop(ended);
+        instance.plugin().0.seconds.record(ended - watch.started);
         instance.0.account.used(processor_time);
         Answered { answers, processor_time }
     }
@@ -392,14 +394,14 @@ impl Shared {
 
     /// One call of the instance, and what is left of that.
     fn trial<W: Work>(&self, instance: &Instance, live: Option<Live>, messages: Messages) -> (Tried, Option<Live>) {
-        let started = processor_time();
+        let watch = Stopwatch::start();
         let (mut memory_bytes, mut log) = (0, Vec::new());
         let call = || {
             let mut live = live.map_or_else(|| self.instantiate(instance, self.limits.configure()), Ok)?;
             log = live.take_written();
             let batch = 0..messages.len();
             let batch = Batch::new(&Arc::new(messages), batch);
-            let answers = live.call::<W>(&batch, processor_time(), self.limits.call());
+            let answers = live.call::<W>(&batch, Stopwatch::start(), self.limits.call());
             log.append(&mut live.take_written());
             let answers = answers?.into_iter().map(|answer| answer.map(Into::into)).collect();
             memory_bytes = live.memory_bytes();
@@ -409,7 +411,7 @@ impl Shared {
             Ok((answers, live)) => (Ok(answers), Some(live)),
             Err(fault) => (Err(fault), None),
         };
-        (Tried { answers, processor_time: processor_time().saturating_sub(started), memory_bytes, log }, live)
+        (Tried { answers, processor_time: watch.shows(), memory_bytes, log }, live)
     }
 
     /// Answers one call's messages. If it fails, the messages are tried each by itself on an instance that no other message
@@ -421,11 +423,11 @@ impl Shared {
         instance: &Instance,
         live: &mut Option<Live>,
         batch: &Batch,
-        began: Duration,
+        watch: Stopwatch,
         end: Instant,
     ) -> Answers<W> {
         let (fresh, apart) = (live.is_none(), instance.has_taken_all());
-        match self.attempt::<W>(instance, live, batch, began) {
+        match self.attempt::<W>(instance, live, batch, watch) {
             Ok(answers) => answers,
             Err(fault) if fresh && batch.messages().len() == 1 => vec![Err(fault)],
             Err(fault) => {
@@ -448,7 +450,7 @@ impl Shared {
         if !instance.keeps_state() {
             *live = None;
         }
-        let answers = self.attempt::<W>(instance, live, single, processor_time())?;
+        let answers = self.attempt::<W>(instance, live, single, Stopwatch::start())?;
         answers.into_iter().next().expect("invariant: one answer for each message")
     }
 
@@ -458,7 +460,7 @@ impl Shared {
         instance: &Instance,
         live: &mut Option<Live>,
         batch: &Batch,
-        mut began: Duration,
+        mut watch: Stopwatch,
     ) -> Result<Answers<W>, Fault> {
         if self.stopped.load(Relaxed) {
             return Err(Fault::Stopped);
@@ -469,10 +471,10 @@ impl Shared {
         instance.0.account.called();
         let made = match live.take() {
             Some(live) => Ok(live),
-            None => self.instantiate(instance, self.making(instance)).inspect(|_| began = processor_time()),
+            None => self.instantiate(instance, self.making(instance)).inspect(|_| watch = Stopwatch::start()),
         };
         let answered = made.and_then(|mut current| {
-            let answers = current.call::<W>(batch, began, self.limits.call());
+            let answers = current.call::<W>(batch, watch, self.limits.call());
             instance.0.account.held(current.memory_bytes());
             let answers = answers.inspect_err(|_| {
                 if instance.keeps_state() {
