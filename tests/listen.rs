@@ -97,6 +97,36 @@ async fn it_creates_the_subscription_and_a_second_time_says_that_it_exists() {
 }
 
 #[tokio::test]
+async fn it_says_once_that_no_subscription_sends_to_the_topic() {
+    let (mut gateway, device) = subscribed().await;
+    let said = |program: &Program, kind: &str| {
+        program.stderr().matches(&format!("no subscription of the tenant sends to the {kind} topic Sub1 yet")).count()
+    };
+    let silent = listening(&gateway, "fed", &[]).await;
+    assert_eq!((silent.stderr().lines().count(), silent.stdout()), (1, String::new()), "{}", silent.stderr());
+    // It has the name of the other topic.
+    let program = listening(&gateway, "unfed", &["--non-persistent"]).await;
+    assert_eq!(said(&program, "non-persistent"), 1, "{}", program.stderr());
+    gateway.restart().await;
+    eventually("it is connected again", async || (program.stderr().matches("listening to").count() == 2).then_some(()))
+        .await;
+    assert_eq!((said(&program, "non-persistent"), program.stdout()), (1, String::new()), "{}", program.stderr());
+    drop((silent, program));
+    gateway.delete(&format!("/notification2/subscriptions?source={device}")).await.expect(204);
+    let program = listening(&gateway, "deleted", &[]).await;
+    assert_eq!(said(&program, "persistent"), 1, "{}", program.stderr());
+    drop(program);
+    // Of 100 that send to the other one it cannot tell.
+    for _ in 0..100 {
+        let mut other = forwarded("Sub1", &gateway.device("pump").await);
+        other["nonPersistent"] = json!(true);
+        gateway.subscribe(&other).await;
+    }
+    let program = listening(&gateway, "many", &[]).await;
+    assert_eq!(said(&program, "persistent"), 0, "{}", program.stderr());
+}
+
+#[tokio::test]
 async fn raw_prints_the_frames_as_they_are() {
     let (gateway, device) = subscribed().await;
     let mut program = listening(&gateway, "listen", &["--raw", "--count", "2"]).await;

@@ -15,6 +15,7 @@ use tokio::time::{interval, sleep};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_util::sync::CancellationToken;
 
+use crate::api::path_segment;
 use crate::client::consumer::{Frame, Setback, Socket, Subscriber, close, closed, send, stop_token, unless_stopped};
 use crate::client::{Client, ClientArgs};
 use crate::platform::parse_id;
@@ -26,6 +27,9 @@ const LONGEST_DELAY: Duration = Duration::from_secs(30);
 /// Pings keep an idle connection open (the gateway closes at 300 s); a gateway that leaves one unanswered until the next
 /// is due is taken for lost.
 const PING_EVERY: Duration = Duration::from_secs(60);
+/// Subscriptions that are looked at to see whether one sends to the topic.
+const LOOKED_AT: usize = 100;
+
 /// Prints the messages of a topic, one a line, and acknowledges each once its line is written.
 #[derive(Args, Debug)]
 pub struct ListenArgs {
@@ -82,7 +86,7 @@ pub struct ListenArgs {
 pub async fn run(args: ListenArgs) -> anyhow::Result<()> {
     let stop = stop_token()?;
     let client = args.gateway.client()?;
-    let mut listener = Listener { client, args, stop, printed: 0, failures: 0, said: String::new() };
+    let mut listener = Listener { client, args, stop, looked: false, printed: 0, failures: 0, said: String::new() };
     listener.listen().await?;
     let Listener { client, args, .. } = listener;
     if args.unsubscribe {
@@ -107,6 +111,8 @@ struct Listener {
     client: Client,
     args: ListenArgs,
     stop: CancellationToken,
+    /// Whether it was looked for a subscription that sends to the topic.
+    looked: bool,
     /// Messages printed and acknowledged.
     printed: u64,
     /// Attempts since the last one that brought anything.
@@ -151,7 +157,26 @@ impl Listener {
             self.subscribe().await?;
             self.args.subscribe = false;
         }
-        self.args.subscriber().open(&self.client).await
+        let socket = self.args.subscriber().open(&self.client).await?;
+        if !self.looked {
+            self.looked = true;
+            self.tell_if_nothing_is_sent().await;
+        }
+        Ok(socket)
+    }
+
+    /// Who waits for a topic to which nothing is sent waits for ever. What the gateway does not tell is no reason not to listen.
+    async fn tell_if_nothing_is_sent(&mut self) {
+        let ListenArgs { subscription, non_persistent, .. } = &self.args;
+        let name = path_segment(subscription);
+        let path = format!("/notification2/subscriptions?subscription={name}&pageSize={LOOKED_AT}");
+        let Ok(page) = self.client.get(&path).await else { return };
+        let Some(named) = page["subscriptions"].as_array() else { return };
+        // Among more than these there may be one.
+        if named.len() < LOOKED_AT && named.iter().all(|one| one["nonPersistent"] != *non_persistent) {
+            let kind = if *non_persistent { "non-persistent" } else { "persistent" };
+            self.say(format!("no subscription of the tenant sends to the {kind} topic {subscription} yet"));
+        }
     }
 
     async fn subscribe(&mut self) -> Result<(), Setback> {
