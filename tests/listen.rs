@@ -97,6 +97,23 @@ async fn it_creates_the_subscription_and_a_second_time_says_that_it_exists() {
 }
 
 #[tokio::test]
+async fn a_list_of_types_without_quotes_is_told_to_be_one_type() {
+    let gateway = Gateway::start().await;
+    for (filter, told) in [("t or u", true), ("'t' or 'u'", false), ("t", false)] {
+        let device = gateway.device("pump").await;
+        let flags = ["--subscribe", "--source", &device, "--type-filter", filter];
+        let program = listening(&gateway, &device, &flags).await;
+        assert_eq!(
+            program.stderr().contains("t or u is one type, since it has no quotes; several would be 't' or 'u'\n"),
+            told,
+            "{filter}: {}",
+            program.stderr()
+        );
+        assert_eq!(program.stdout(), "");
+    }
+}
+
+#[tokio::test]
 async fn it_says_once_that_no_subscription_sends_to_the_topic() {
     let (mut gateway, device) = subscribed().await;
     let said = |program: &Program, kind: &str| {

@@ -184,6 +184,10 @@ impl Listener {
             Ok(made) => {
                 let id = made["id"].as_str().unwrap_or_default();
                 self.say(format!("subscription {} created, with the id {id}", self.args.subscription));
+                if let Some(one) = self.args.type_filter.as_deref().filter(|filter| looks_like_several(filter)) {
+                    let several = one.replace(" or ", "' or '");
+                    self.say(format!("{one} is one type, since it has no quotes; several would be '{several}'"));
+                }
             }
             Err(error) if error.status() == Some(hyper::StatusCode::CONFLICT) => {
                 self.say(format!("subscription {} exists already and stays as it is", self.args.subscription));
@@ -255,6 +259,11 @@ impl Listener {
 
 fn object_id(text: &str) -> Result<u64, &'static str> {
     parse_id(text).ok_or("the id of a managed object is a number; GET /inventory/managedObjects lists them")
+}
+
+/// Whether somebody may have meant a list where a text without quotes is one type, compared as a whole.
+fn looks_like_several(type_filter: &str) -> bool {
+    type_filter.contains(" or ") && !type_filter.contains('\'')
 }
 
 /// The subscription that `--subscribe` creates.
