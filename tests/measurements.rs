@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{Gateway, forwarded, measurement, raw, value_of};
+use crate::harness::{BASIC, Gateway, forwarded, measurement, raw, value_of};
 
 const PATH: &str = "/measurement/measurements";
 const VENDOR: &str = "application/vnd.com.nsn.cumulocity.measurement+json";
@@ -275,6 +275,29 @@ async fn bodies_over_the_limit_are_413() {
     let chunks = format!("1000\r\n{}\r\n", " ".repeat(0x1000)).repeat(4) + "0\r\n\r\n";
     let answer = raw(gateway.addr, (head + &chunks).as_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
+}
+
+// Many clients send JSON compressed if they are told to; that is no malformed JSON.
+#[tokio::test]
+async fn a_compressed_body_is_415_and_names_what_is_taken() {
+    let gateway = Gateway::start().await;
+    let device = gateway.device("pump").await;
+    let body = measurement(&device, "t", 1).to_string();
+    for (headers, status) in [
+        ("Content-Encoding: gzip\r\n", 415),
+        ("Content-Encoding: identity\r\nContent-Encoding: deflate\r\n", 415),
+        ("Content-Encoding: identity\r\n", 201),
+        ("Content-Encoding: Identity\r\n", 201),
+        ("", 201),
+    ] {
+        let head = format!("POST {PATH} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{BASIC}{headers}");
+        let request = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len());
+        let answer = raw(gateway.addr, request.as_bytes()).await.to_ascii_lowercase();
+        assert!(answer.starts_with(&format!("http/1.1 {status} ")), "{headers}: {answer}");
+        assert_eq!(answer.contains("\r\naccept-encoding: identity\r\n"), status == 415, "{headers}: {answer}");
+    }
+    let list = gateway.get(&format!("{PATH}?source={device}")).await.expect(200).json();
+    assert_eq!(values(&list), [1, 1, 1]);
 }
 
 // `limits.frame_bytes`.

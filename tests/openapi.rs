@@ -180,6 +180,8 @@ async fn documented_errors_come_where_they_are_documented() {
             let query = if operation.has("name") { "name=x" } else { "" };
             let call = operation.call(&gateway, query).body(operation.media_type(), large.clone());
             expect(operation, call, 413).await;
+            let call = operation.call(&gateway, query).header("Content-Encoding", "gzip");
+            expect(operation, call, 415).await;
         } else if operation.path.contains("999") && operation.answers(404) {
             expect(operation, operation.call(&gateway, ""), 404).await;
         }

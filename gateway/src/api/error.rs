@@ -51,6 +51,14 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "general/payloadTooLarge", message)
     }
 
+    /// 415 for a body that is compressed (RFC 9110, 12.5.3 and 15.5.16).
+    pub fn encoded() -> Self {
+        let message = "The body must be sent as it is, without a Content-Encoding.";
+        let mut error = Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "general/unsupportedMediaType", message);
+        error.header = Some(("accept-encoding", "identity"));
+        error
+    }
+
     /// 400: what HTTP itself asks for is not there.
     pub fn bad_request(message: &'static str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "general/badRequest", message)
