@@ -176,7 +176,11 @@ async fn what_cannot_be_used_is_refused_and_says_what_to_change() {
         ("type-filter", wasm.clone(), "is built in"),
         ("mine&world=transform", wasm.clone(), "world: is 'transform', and the component is for the world 'filter'"),
         ("mine&world=x", wasm.clone(), "world: must be 'filter' or 'transform'"),
-        ("mine&settings={", wasm.clone(), "settings: must be JSON"),
+        (
+            "mine&settings={",
+            wasm.clone(),
+            "settings: must be JSON text: EOF while parsing an object at line 1 column 1",
+        ),
         ("mine&setting={}", wasm.clone(), "setting: is not a parameter"),
         (
             "mine&settings={}",

@@ -101,7 +101,7 @@ async fn plugins_of_the_gateway_are_tried_from_the_terminal() {
 
     for (arguments, input, text) in [
         (&["threshold"][..], "{}\n", "settings: missing field `value`"),
-        (&["threshold", "--settings", "{"], "", "--settings must be JSON text"),
+        (&["threshold", "--settings", "{"], "", "EOF while parsing an object at line 1 column 1"),
         (&["threshold", "--world", "filter"], "", "--world and --config are for a plugin in a file"),
         (&["threshold", "--subscription", "Sub1"], "", "the id of a subscription is a number"),
         (&["threshold", "--subscription", "99"], "", "Finding subscription"),

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use clap::{Args, Subcommand};
 use hyper::Method;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::admin::print;
 use crate::api::path_segment;
@@ -63,8 +64,8 @@ enum PluginCommand {
         #[arg(long, value_enum)]
         world: Option<World>,
         /// JSON that the plugin has to accept as settings
-        #[arg(long, value_name = "JSON")]
-        settings: Option<String>,
+        #[arg(long, value_name = "JSON", value_parser = json_text)]
+        settings: Option<Box<RawValue>>,
     },
     /// Writes a version to a file, as it was uploaded
     Download {
@@ -186,6 +187,11 @@ pub(crate) fn version(text: &str) -> Result<String, &'static str> {
     }
 }
 
+/// JSON as it is written: numbers keep their digits. The error says in which line and column it is none.
+pub(crate) fn json_text(text: &str) -> serde_json::Result<Box<RawValue>> {
+    RawValue::from_string(text.to_owned())
+}
+
 /// Where a plugin, or a version of it, is found.
 pub(crate) fn path(name: &str, version: Option<&str>) -> String {
     let version = version.map(|version| format!("/versions/{version}")).unwrap_or_default();
@@ -197,12 +203,13 @@ async fn upload(
     file: &Path,
     name: Option<String>,
     world: Option<World>,
-    settings: Option<String>,
+    settings: Option<Box<RawValue>>,
 ) -> anyhow::Result<Value> {
     check_world(file, world)?;
     let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
     let stem = || file.file_stem().unwrap_or_default().to_string_lossy().replace('_', "-");
     let world = world.map(|world| world.name().to_owned());
+    let settings = settings.map(|settings| settings.get().to_owned());
     let query = [("name", Some(name.unwrap_or_else(stem))), ("world", world), ("settings", settings)];
     let query = query.into_iter().filter_map(|(name, value)| Some((name, value?)));
     let query = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();

@@ -23,7 +23,6 @@ use crate::workbench::{BenchArgs, TryArgs, eprint, sum_up};
 /// What is asked for.
 #[derive(Serialize)]
 struct NewTrial {
-    /// As it was written: numbers keep their digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -53,7 +52,6 @@ struct Report {
 pub(crate) async fn try_out(client: &Client, name: &str, args: TryArgs, json: bool) -> anyhow::Result<()> {
     let TryArgs { bench: BenchArgs { settings, world, config, .. }, version, subscription, last } = args;
     ensure!(world.is_none() && config.is_none(), "--world and --config are for a plugin in a file");
-    let settings = settings.map(RawValue::from_string).transpose().context("--settings must be JSON text")?;
     let messages = if subscription.is_some() { None } else { Some(written()?) };
     let trial = NewTrial { settings, messages, subscription: subscription.map(|id| id.to_string()), last };
     let path = format!("{}/try", path(name, Some(version.as_deref().unwrap_or(LATEST))));

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use serde::de::IgnoredAny;
 use sqlx::SqlitePool;
 
 use crate::json::Invalid;
@@ -204,8 +205,8 @@ impl Registry {
     /// What its author has to change; at the limits; and when it cannot be written. Nothing is kept then.
     pub async fn upload(&self, tenant: &Tenant, upload: Upload, now_ms: i64) -> Result<Uploaded, RegistryError> {
         check_name(&upload.name)?;
-        if upload.settings.as_deref().is_some_and(|text| serde_json::from_str::<serde::de::IgnoredAny>(text).is_err()) {
-            return Err(Invalid::new("settings", "must be JSON text").into());
+        if let Some(Err(error)) = upload.settings.as_deref().map(serde_json::from_str::<IgnoredAny>) {
+            return Err(Invalid::new("settings", format!("must be JSON text: {error}")).into());
         }
         let source = source(upload.language, upload.world, &upload.body)?;
         let _place = self.uploads.take(tenant).ok_or(RegistryError::Busy)?;

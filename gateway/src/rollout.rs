@@ -1,12 +1,11 @@
 //! `tidegate plugin roll|canary|promote|rollback`: which versions the subscriptions of a running gateway have.
 
-use anyhow::Context as _;
 use clap::Subcommand;
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::authoring::{lines, version};
+use crate::authoring::{json_text, lines, version};
 use crate::client::Client;
 use crate::manage::{plugin_name, subscription_id};
 
@@ -26,8 +25,8 @@ pub(crate) enum RolloutCommand {
         #[arg(long)]
         share: Option<f64>,
         /// JSON that the plugin gets as settings (default: those that it has)
-        #[arg(long, value_name = "JSON")]
-        settings: Option<String>,
+        #[arg(long, value_name = "JSON", value_parser = json_text)]
+        settings: Option<Box<RawValue>>,
         /// Where the subscription names the plugin, such as filters[0], if it names it more than once
         #[arg(long)]
         place: Option<String>,
@@ -57,7 +56,6 @@ pub(crate) enum RolloutCommand {
 struct NewCanary {
     plugin: String,
     version: Value,
-    /// As it was written: numbers keep their digits.
     #[serde(skip_serializing_if = "Option::is_none")]
     settings: Option<Box<RawValue>>,
     share: f64,
@@ -72,8 +70,6 @@ pub(crate) async fn run(client: &Client, command: RolloutCommand) -> anyhow::Res
     match command {
         RolloutCommand::Roll { subscription, plugin, version, share, settings, place } => {
             let version = version.parse::<u32>().map_or(version.into(), Value::from);
-            let settings = settings.map(|text| serde_json::from_str(&text)).transpose();
-            let settings = settings.context("--settings is not JSON")?;
             let canary = NewCanary { plugin, version, settings, share: share.unwrap_or(1.0), place };
             let made = client.put(&path(subscription), &canary).await?;
             let (new, old) = (plugin_name(&made), plugin_name(&made["current"]));

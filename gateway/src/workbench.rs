@@ -13,14 +13,14 @@ use std::{env, fs, io};
 use anyhow::{Context as _, anyhow, bail, ensure};
 use clap::Args;
 use serde::Serialize;
-use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::admin::print;
 use crate::api::json_limits;
 use crate::auth::DEFAULT_TENANT;
-use crate::authoring::{check_world, language, version};
+use crate::authoring::{check_world, json_text, language, version};
 use crate::config::Config;
 use crate::manage::subscription_id;
 use crate::message::Tenant;
@@ -68,8 +68,8 @@ pub(crate) struct BenchArgs {
     /// A component, or a script if the file ends in .js; `try` takes the name of a plugin of the gateway, too
     file: PathBuf,
     /// JSON for the plugin's `configure` (default: {})
-    #[arg(long, value_name = "JSON")]
-    pub(crate) settings: Option<String>,
+    #[arg(long, value_name = "JSON", value_parser = json_text)]
+    pub(crate) settings: Option<Box<RawValue>>,
     /// What a script is for: filter or transform; a component says so itself
     #[arg(long, value_enum)]
     pub(crate) world: Option<World>,
@@ -95,7 +95,7 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
         "--version and --subscription are for plugins of the gateway, by their names: upload the file, and nothing uses it yet"
     );
     let bench = Bench::open(&args.bench).await?;
-    let mut trials = bench.configure(args.bench.settings.as_deref().unwrap_or(NO_SETTINGS)).await?;
+    let mut trials = bench.configure(args.bench.settings.as_deref().map_or(NO_SETTINGS, RawValue::get)).await?;
     let limits = json_limits(&bench.config);
     let mut tally = Tally::new(bench.plugin.world());
     for (line, text) in (1..).zip(io::stdin().lines()) {
@@ -139,7 +139,7 @@ pub async fn check(args: CheckArgs) -> anyhow::Result<Value> {
         "digest": digest(&bench.body),
         "imports": bench.plugin.imports(),
     });
-    match bench.try_to_configure(settings.as_deref().unwrap_or(NO_SETTINGS)).await {
+    match bench.try_to_configure(settings.as_deref().map_or(NO_SETTINGS, RawValue::get)).await {
         Ok(trials) => found["interest"] = json!(trials.interest()),
         // Whoever uploads it without settings is told the same.
         Err(PluginError::Settings(text)) if settings.is_none() => found["configure"] = String::from(text).into(),
@@ -161,11 +161,8 @@ struct Bench {
 
 impl Bench {
     async fn open(args: &BenchArgs) -> anyhow::Result<Self> {
-        let BenchArgs { file, settings, world, config } = args;
+        let BenchArgs { file, world, config, .. } = args;
         check_world(file, *world)?;
-        if settings.as_deref().is_some_and(|text| serde_json::from_str::<IgnoredAny>(text).is_err()) {
-            bail!("--settings must be JSON text");
-        }
         let config = Config::load(config.as_deref(), env::vars())?;
         let body = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
         let source = source(language(file), *world, &body)?;
