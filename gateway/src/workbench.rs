@@ -81,8 +81,8 @@ pub(crate) struct BenchArgs {
 /// Runs `tidegate plugin try`: a line of JSON for each message, and the sum on standard error.
 ///
 /// # Errors
-/// A plugin or settings that a gateway would refuse; a line that is no sample, by its number; when the plugin fails on a message, or
-/// on all of them as a batch, once all are tried.
+/// A plugin or settings that a gateway would refuse; a line that is no sample, by its number, once those before it are tried and summed
+/// up; when the plugin fails on a message, or on all of them as a batch, once all are tried.
 pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
     #[derive(Serialize)]
     struct Tried {
@@ -98,13 +98,16 @@ pub async fn try_out(args: TryArgs) -> anyhow::Result<()> {
     let mut trials = bench.configure(args.bench.settings.as_deref().map_or(NO_SETTINGS, RawValue::get)).await?;
     let limits = json_limits(&bench.config);
     let mut tally = Tally::new(bench.plugin.world());
-    for (line, text) in (1..).zip(io::stdin().lines()) {
+    let read = |line: usize, text: io::Result<String>| {
         let text = text.with_context(|| format!("line {line} cannot be read"))?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let message = samples::message_or_body(&bench.tenant, text.as_bytes(), &limits);
-        let message = message.map_err(|error| anyhow!("line {line}: {error}"))?;
+        let sample = (!text.trim().is_empty()).then_some(text);
+        let message = sample.map(|text| samples::message_or_body(&bench.tenant, text.as_bytes(), &limits)).transpose();
+        message.map_err(|error| anyhow!("line {line}: {error}"))
+    };
+    for (line, text) in (1..).zip(io::stdin().lines()) {
+        // What was tried before a line that is no sample is told all the same.
+        let message = read(line, text).inspect_err(|_| eprint(&tally.to_string()))?;
+        let Some(message) = message else { continue };
         let outcome = Outcome::of(&trials.run(Arc::new(message)).await?);
         tally.count(&outcome);
         print(&[serde_json::to_string(&Tried { line, outcome })?])?;
