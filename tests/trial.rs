@@ -105,7 +105,9 @@ async fn plugins_of_the_gateway_are_tried_from_the_terminal() {
         (&["threshold", "--world", "filter"], "", "--world and --config are for a plugin in a file"),
         (&["threshold", "--subscription", "Sub1"], "", "the id of a subscription is a number"),
         (&["threshold", "--subscription", "99"], "", "Finding subscription"),
-        (&["none"], "{}\n", "There is no plugin 'none'."),
+        (&["none"], "{}\n", "there is no file 'none' to be tried, and no plugin of a gateway: "),
+        (&["none", "--world", "filter"], "", "There is no plugin 'none'."),
+        (&["broken", "--version", "9"], "{}\n", "tidegate: POST "),
         (&["threshold"], "{}\n[]\n", "line 2: must be a JSON object"),
     ] {
         let (done, out, error) = run(arguments, input);

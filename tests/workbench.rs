@@ -89,6 +89,11 @@ fn the_terminal_is_told_what_is_wrong() {
         (&["try", "mine.wasm", "--world", "transform"], "type-filter", "the component is for the world 'filter'"),
         (&["try", "input"], "type-filter", "The plugin cannot be used: it is no WebAssembly component"),
         (&["try", "none.wasm"], "type-filter", "none.wasm cannot be read"),
+        (
+            &["try", "none", "--world", "filter"],
+            "type-filter",
+            "there is no file 'none' to be tried, and no plugin of a",
+        ),
         (&["check", "script.js"], "type-filter", "--world must say whether the script is a filter or a transform"),
         (&["try", "mine.wasm", "--subscription", "7"], "type-filter", "are for plugins of the gateway, by their names"),
         (&["try", "mine", "--last", "7"], "type-filter", "--subscription <ID>"),

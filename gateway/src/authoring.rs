@@ -155,7 +155,7 @@ pub async fn run(args: PluginArgs) -> anyhow::Result<()> {
         PluginCommand::Try(args) => match args.name() {
             Some(name) => {
                 let name = name.to_owned();
-                probe::try_out(&client()?, &name, args, json).await
+                probe::try_out(&gateway, &name, args, json).await
             }
             None => workbench::try_out(args).await,
         },

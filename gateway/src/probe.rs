@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 
 use crate::admin::print;
 use crate::authoring::{LATEST, path};
-use crate::client::Client;
+use crate::client::{Client, ClientArgs};
 use crate::json::Limits;
 use crate::manage::{cell, plugin_name, table, text};
 use crate::samples::{self, Batched, Tally};
@@ -49,13 +49,17 @@ struct Report {
 /// # Errors
 /// Refusals, with the reason; a line that is no sample, by its number; when the plugin has failed on a message, or on all of
 /// them in a batch.
-pub(crate) async fn try_out(client: &Client, name: &str, args: TryArgs, json: bool) -> anyhow::Result<()> {
-    let TryArgs { bench: BenchArgs { settings, world, config, .. }, version, subscription, last } = args;
+pub(crate) async fn try_out(gateway: &ClientArgs, name: &str, args: TryArgs, json: bool) -> anyhow::Result<()> {
+    let TryArgs { bench: BenchArgs { file, settings, world, config }, version, subscription, last } = args;
+    let found = find(gateway, name).await;
+    // Its name may be that of a file that is not there.
+    let no_file = || format!("there is no file '{name}' to be tried, and no plugin of a gateway");
+    let client = if file.is_file() { found? } else { found.with_context(no_file)? };
     ensure!(world.is_none() && config.is_none(), "--world and --config are for a plugin in a file");
     let messages = if subscription.is_some() { None } else { Some(written()?) };
     let trial = NewTrial { settings, messages, subscription: subscription.map(|id| id.to_string()), last };
     let path = format!("{}/try", path(name, Some(version.as_deref().unwrap_or(LATEST))));
-    let answer = ask(client, &path, &trial).await?;
+    let answer = ask(&client, &path, &trial).await?;
     if json {
         return print(&[answer]);
     }
@@ -65,6 +69,13 @@ pub(crate) async fn try_out(client: &Client, name: &str, args: TryArgs, json: bo
         eprint(&format!("only {tried} of {messages} messages were tried: {reason}"));
     }
     sum_up(&verdicts, batch)
+}
+
+/// A gateway that has a plugin of this name.
+async fn find(gateway: &ClientArgs, name: &str) -> anyhow::Result<Client> {
+    let client = gateway.client()?;
+    client.get(&path(name, None)).await?;
+    Ok(client)
 }
 
 /// The samples of standard input, one a line.

@@ -66,7 +66,7 @@ pub struct CheckArgs {
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     /// A component, or a script if the file ends in .js; `try` takes the name of a plugin of the gateway, too
-    file: PathBuf,
+    pub(crate) file: PathBuf,
     /// JSON for the plugin's `configure` (default: {})
     #[arg(long, value_name = "JSON", value_parser = json_text)]
     pub(crate) settings: Option<Box<RawValue>>,
