@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::harness::{BASIC, Gateway, forwarded, measurement, raw, value_of};
+use crate::harness::{BASIC, Gateway, eventually, forwarded, measurement, raw, value_of};
+use crate::storage::check;
 
 const PATH: &str = "/measurement/measurements";
 const VENDOR: &str = "application/vnd.com.nsn.cumulocity.measurement+json";
@@ -153,6 +154,93 @@ async fn lists_have_pages_and_filters() {
     ] {
         gateway.get(&format!("{PATH}?{query}")).await.error(422, field);
     }
+}
+
+// The newest measurements are found elsewhere than older ones, and move there many at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lists_of_a_device_are_whole_and_in_order_while_its_measurements_take_their_places() {
+    const BULK: u64 = 1000;
+    let mut gateway = Gateway::start().await;
+    let devices = [gateway.device("pump").await, gateway.device("valve").await, gateway.device("fan").await];
+    // Most times twice, and in no order.
+    let second = |value: u64| value * 7919 % 9000;
+    let post = async |values: std::ops::Range<u64>| {
+        let one = |value: u64| {
+            let mut one = measurement(&devices[value as usize % devices.len()], "t", value);
+            one["time"] = json!(format!(
+                "2026-03-01T{:02}:{:02}:{:02}Z",
+                second(value) / 3600,
+                second(value) / 60 % 60,
+                second(value) % 60
+            ));
+            one
+        };
+        let all: Vec<Value> = values.map(one).collect();
+        gateway
+            .post(PATH, &json!({"measurements": all}))
+            .header("x-cumulocity-processing-mode", "QUIESCENT")
+            .await
+            .expect(201);
+    };
+    let listed = async |device: &str, more: &str| {
+        let mut all = Vec::new();
+        for page in 1.. {
+            let path = format!("{PATH}?source={device}&pageSize=2000&currentPage={page}{more}");
+            let values = values(&gateway.get(&path).await.expect(200).json());
+            if values.is_empty() {
+                break;
+            }
+            all.extend(values);
+        }
+        all
+    };
+    let expected = |device: usize, values: std::ops::Range<u64>| {
+        let mut expected: Vec<u64> = values.filter(|value| *value as usize % devices.len() == device).collect();
+        expected.sort_by_key(|value| (second(*value), *value));
+        expected
+    };
+    let waiting = async || -> (i64, i64) {
+        let counts = "SELECT (SELECT count(*) FROM measurement_recent), (SELECT count(*) FROM measurement_by_source)";
+        sqlx::query_as(counts).fetch_one(&mut gateway.database().await).await.unwrap()
+    };
+    let mut posted = 0;
+    while waiting().await.1 == 0 {
+        post(posted..posted + BULK).await;
+        posted += BULK;
+    }
+    let (recent, placed) = waiting().await;
+    assert!(
+        recent > 0 && recent <= 16_384 && (recent + placed).cast_unsigned() == posted,
+        "{recent} and {placed} of {posted}"
+    );
+    for (number, device) in devices.iter().enumerate() {
+        let mut expected = expected(number, 0..posted);
+        assert_eq!(listed(device, "").await, expected);
+        expected.reverse();
+        assert_eq!(listed(device, "&revert=true").await, expected);
+    }
+    let noon = "2026-03-01T00:40:00Z";
+    let (before, after): (Vec<u64>, Vec<u64>) =
+        expected(0, 0..posted).into_iter().partition(|value| second(*value) < 2400);
+    assert_eq!(listed(&devices[0], &format!("&dateTo={noon}")).await, before);
+    let totals =
+        gateway.get(&format!("{PATH}?source={}&dateFrom={noon}&withTotalElements=true", devices[0])).await.expect(200);
+    assert_eq!(totals.json()["statistics"]["totalElements"], after.len());
+
+    gateway.delete(&format!("{PATH}?source={}&dateTo={noon}", devices[0])).await.expect(204);
+    gateway.delete(&format!("/inventory/managedObjects/{}", devices[1])).await.expect(204);
+    assert_eq!(listed(&devices[0], "").await, after);
+    assert!(listed(&devices[1], "").await.is_empty());
+    let left = (after.len() + expected(2, 0..posted).len()) as i64;
+    eventually("what is deleted has no place any more", async || {
+        let (recent, placed) = waiting().await;
+        (recent + placed == left).then_some(())
+    })
+    .await;
+    gateway.kill9();
+    let data = gateway.data().into_os_string().into_string().unwrap();
+    let (sound, found, _) = check(&gateway, &["--data", &data]).await;
+    assert!(sound, "{found}");
 }
 
 #[tokio::test]

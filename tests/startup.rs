@@ -205,7 +205,8 @@ async fn a_database_of_the_first_release_opens() {
     let mut consumer = gateway.consumer("Sub1", "subA").await;
     assert_eq!(consumer.receive().await.json()["n"], 2);
     assert_eq!(gateway.get("/inventory/managedObjects/1000").await.expect(200).json()["name"], "pump");
-    gateway.get("/measurement/measurements/1002").await.expect(200);
+    let measurements = gateway.get("/measurement/measurements?source=1000").await.expect(200).json();
+    assert_eq!(measurements["measurements"][0]["id"], "1002");
     let subscription = gateway.get("/notification2/subscriptions/1001").await.expect(200).json();
     assert_eq!(subscription["nonPersistent"], false);
     gateway.measure("1000", "t", 3).await;

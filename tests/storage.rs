@@ -522,6 +522,8 @@ async fn check_finds_what_does_not_fit_together() {
     }
     let external = json!({"externalId": "p1", "type": "serial"});
     gateway.post(&format!("/identity/globalIds/{device}/externalIds"), &external).await.expect(201);
+    gateway.measure(&device, "t", 1).await;
+    gateway.measure(&device, "t", 2).await;
     gateway.stop().await;
     let mut database = gateway.database().await;
     sqlx::raw_sql(
@@ -532,6 +534,9 @@ async fn check_finds_what_does_not_fit_together() {
          UPDATE meta SET v = 1 WHERE k = 'object_id'; DELETE FROM meta WHERE k = 'message_id';
          UPDATE subscription SET body = '{' WHERE id = (SELECT min(id) FROM subscription);
          UPDATE external_id SET object = 7;
+         DELETE FROM measurement_recent WHERE id = (SELECT min(id) FROM measurement);
+         INSERT INTO measurement_by_source SELECT source, time, id FROM measurement_recent;
+         INSERT INTO measurement_by_source VALUES (7, 7, 7);
          WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 30)
          INSERT INTO cursor(consumer, hi, holes) SELECT 1000 + i, 1, '[]' FROM n",
     )
@@ -552,7 +557,10 @@ async fn check_finds_what_does_not_fit_together() {
         "an object whose id would be given again: managed object ",
         "a subscription that cannot be read: subscription ",
         "an external id of an object that does not exist: serial p1",
+        "a place of a measurement that does not exist: measurement 7",
     ] {
         assert!(printed.contains(found), "{found:?} is not in:\n{printed}");
     }
+    let misplaced = "a measurement that has no place, or two, among those of its source: measurement ";
+    assert_eq!(printed.matches(misplaced).count(), 2, "{printed}");
 }

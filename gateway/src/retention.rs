@@ -40,7 +40,7 @@ struct Table {
 }
 
 macro_rules! table {
-    ($name:literal, $also:literal) => {
+    ($name:literal, $by_source:literal, $also:literal) => {
         Table {
             name: $name,
             tenants: concat!(
@@ -51,18 +51,18 @@ macro_rules! table {
                 " WHERE tenant > t.tenant) FROM t WHERE t.tenant IS NOT NULL) SELECT tenant FROM t WHERE tenant IS NOT NULL"
             ),
             expired: concat!("SELECT id FROM ", $name, " WHERE tenant = ? AND time < ?", $also, " ORDER BY time LIMIT ?"),
-            of_source: concat!("SELECT id FROM ", $name, " WHERE source = ? LIMIT ?"),
+            of_source: concat!("SELECT id FROM ", $by_source, " WHERE source = ? LIMIT ?"),
             delete: concat!("DELETE FROM ", $name, " WHERE id IN (SELECT value FROM json_each(?))"),
         }
     };
 }
 
 const TABLES: [Table; 4] = [
-    table!("measurement", ""),
-    table!("event", ""),
+    table!("measurement", "measurement_place", ""),
+    table!("event", "event", ""),
     // On the platform, too, an alarm must be cleared before it can be forgotten.
-    table!("alarm", " AND status = 'CLEARED'"),
-    table!("operation", ""),
+    table!("alarm", "alarm", " AND status = 'CLEARED'"),
+    table!("operation", "operation", ""),
 ];
 
 /// Why a round was not finished; the next one goes on.

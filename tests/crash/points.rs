@@ -7,8 +7,9 @@ const FAULT: &str = "TIDEGATE_FAULT";
 
 /// Points between the stages of the line, and at which time there the kill comes at the earliest, since the load has to run by
 /// then. It comes at twice that time at the latest.
-const POINTS: [(&str, u64); 14] = [
+const POINTS: [(&str, u64); 15] = [
     ("sweep", 1),
+    ("place", 1),
     ("admitted", 50),
     ("judged", 50),
     ("staged", 50),
@@ -53,6 +54,13 @@ async fn a_kill_between_any_two_stages_loses_nothing_and_repeats_nothing() {
     run.gateway.put("/tidegate/v1/topics/persistent/CrashOld", &old).await.expect(200);
     run.gateway.subscribe(&forwarded("CrashOld", &run.sources[0].id)).await;
     run.gateway.consumer("CrashOld", "late").await.close().await;
+    // As many measurements as wait for their places, nearly.
+    let archived = run.gateway.device("archive").await;
+    let archived: Vec<Value> = (0..1000).map(|value| measurement(&archived, "t", value)).collect();
+    for _ in 0..16 {
+        let all = run.gateway.post("/measurement/measurements", &json!({"measurements": archived}));
+        all.header("x-cumulocity-processing-mode", "QUIESCENT").await.expect(201);
+    }
     for (point, least) in POINTS {
         let n = least + run.dice.below(least);
         run.round_to(point, n).await;

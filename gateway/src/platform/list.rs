@@ -22,6 +22,8 @@ pub trait Stored: Sized + Send + Unpin {
     const NEWEST_FIRST: bool;
     /// Only objects count as fragments.
     const FRAGMENTS_ARE_OBJECTS: bool;
+    /// By what the rows of a source are found where the table has no index for that: a view with `source`, `time` and `id`.
+    const PLACES: Option<&'static str> = None;
 
     /// Whether a list is in the order of time, else in that of creation.
     fn in_order_of_time(filter: &Filter) -> bool;
@@ -147,7 +149,10 @@ impl Filter {
     }
 
     fn order<T: Stored>(&self) -> &'static str {
+        let is_placed = T::PLACES.is_some() && self.source.is_some();
         match (T::in_order_of_time(self), T::NEWEST_FIRST != self.revert) {
+            (true, false) if is_placed => " ORDER BY placed_time, placed",
+            (true, true) if is_placed => " ORDER BY placed_time DESC, placed DESC",
             (true, false) => " ORDER BY time, id",
             (true, true) => " ORDER BY time DESC, id DESC",
             (false, false) => " ORDER BY id",
@@ -155,13 +160,39 @@ impl Filter {
         }
     }
 
+    /// FROM and WHERE.
     fn push_where<T: Stored>(&self, tenant: &str, sql: &mut QueryBuilder<Sqlite>) {
+        sql.push(" FROM ");
+        if let Some(places) = T::PLACES
+            && self.source.is_some()
+        {
+            sql.push("(SELECT time AS placed_time, id AS placed FROM ").push(places).push(" WHERE true");
+            self.push_source(sql);
+            self.time.push("time", sql);
+            // Without a limit, SQLite would leave the order to the outer statement, which would sort all that the device has.
+            sql.push(self.order::<T>()).push(" LIMIT -1) CROSS JOIN ").push(T::TABLE).push(" ON id = placed");
+        } else {
+            sql.push(T::TABLE);
+        }
         // The plus keeps SQLite from taking the index on tenant and time where it does not help: a device's rows and the order
         // of ids have better ones.
         let by_time = T::in_order_of_time(self) || self.time.is_given();
         let tenant_column = if by_time && self.source.is_none() { "tenant" } else { "+tenant" };
-        sql.push(" FROM ").push(T::TABLE).push(" WHERE ").push(tenant_column).push(" = ").push_bind(tenant.to_owned());
+        sql.push(" WHERE ").push(tenant_column).push(" = ").push_bind(tenant.to_owned());
         sql.push(" AND NOT EXISTS (SELECT 1 FROM gone WHERE gone.source = ").push(T::TABLE).push(".source)");
+        if T::PLACES.is_none() {
+            self.push_source(sql);
+        }
+        for (column, texts) in [("type", &self.kinds), ("status", &self.statuses), ("severity", &self.severities)] {
+            push_any_of(column, texts, sql);
+        }
+        for (column, range) in [("time", self.time), ("created", self.created), ("updated", self.updated)] {
+            range.push(column, sql);
+        }
+        self.push_fragment::<T>(sql);
+    }
+
+    fn push_source(&self, sql: &mut QueryBuilder<Sqlite>) {
         match self.source {
             Some(source) if self.below.is_empty() => {
                 sql.push(" AND source = ").push_bind(source.cast_signed());
@@ -172,13 +203,6 @@ impl Filter {
             }
             None => {}
         }
-        for (column, texts) in [("type", &self.kinds), ("status", &self.statuses), ("severity", &self.severities)] {
-            push_any_of(column, texts, sql);
-        }
-        for (column, range) in [("time", self.time), ("created", self.created), ("updated", self.updated)] {
-            range.push(column, sql);
-        }
-        self.push_fragment::<T>(sql);
     }
 
     fn push_fragment<T: Stored>(&self, sql: &mut QueryBuilder<Sqlite>) {
@@ -600,10 +624,19 @@ mod tests {
         let of_device = Filter { source: Some(7), ..any() };
         let range = Filter { time: Range { from_ms: Some(1), to_ms: Some(2) }, ..any() };
         let both = Filter { source: Some(7), ..range.clone() };
+        for filter in [&of_device, &Filter { revert: true, ..both.clone() }] {
+            let plan = plan::<Measurement>(&mut store, filter).await;
+            let access = if filter.revert { "(source=? AND time>? AND time<?)" } else { "(source=?)" };
+            let (merged, found) =
+                plan.split_once("SCAN measurement_recent; USE TEMP B-TREE FOR ORDER BY; ").expect(&plan);
+            assert!(merged.contains(&format!("SEARCH measurement_by_source USING PRIMARY KEY {access}")), "{plan}");
+            assert!(
+                found.contains("SEARCH measurement USING INTEGER PRIMARY KEY") && !found.contains("TEMP"),
+                "{plan}"
+            );
+        }
         for (plan, access) in [
             (plan::<Measurement>(&mut store, &any()).await, "SCAN measurement"),
-            (plan::<Measurement>(&mut store, &of_device).await, "measurement_source_time (source=?)"),
-            (plan::<Measurement>(&mut store, &both).await, "measurement_source_time (source=? AND time>? AND time<?)"),
             (plan::<Measurement>(&mut store, &range).await, "measurement_tenant_time (tenant=? AND time>? AND time<?)"),
             (plan::<Event>(&mut store, &any()).await, "event_tenant_time (tenant=?)"),
             (plan::<Event>(&mut store, &of_device).await, "event_source_time (source=?)"),

@@ -125,6 +125,7 @@ impl Stored for Measurement {
     const COLUMNS: &'static str = "id, source, type, body";
     const NEWEST_FIRST: bool = false;
     const FRAGMENTS_ARE_OBJECTS: bool = true;
+    const PLACES: Option<&'static str> = Some("measurement_place");
 
     /// A range of time or one device reads in the order of time, everything else in that of creation.
     fn in_order_of_time(filter: &Filter) -> bool {

@@ -24,7 +24,7 @@ struct Rule {
     query: &'static str,
 }
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 10] = [
     Rule {
         broken: "a consumer without its topic",
         query: "SELECT name || ' (row ' || id || ')' FROM consumer WHERE topic NOT IN (SELECT id FROM topic)",
@@ -55,6 +55,15 @@ const RULES: [Rule; 8] = [
                   UNION ALL SELECT 'alarm', max(id) FROM alarm UNION ALL SELECT 'operation', max(id) FROM operation
                   UNION ALL SELECT 'subscription', max(id) FROM subscription)
                 WHERE id >= (SELECT v FROM meta WHERE k = 'object_id')",
+    },
+    Rule {
+        broken: "a measurement that has no place, or two, among those of its source",
+        query: "SELECT 'measurement ' || id FROM measurement AS m WHERE 1 <> (
+                  SELECT count(*) FROM measurement_place AS p WHERE p.source = m.source AND p.time = m.time AND p.id = m.id)",
+    },
+    Rule {
+        broken: "a place of a measurement that does not exist",
+        query: "SELECT 'measurement ' || id FROM measurement_place WHERE id NOT IN (SELECT id FROM measurement)",
     },
     Rule {
         broken: "a subscription that cannot be read",

@@ -6,6 +6,7 @@
 mod copy;
 mod examine;
 mod long_reads;
+mod places;
 mod size;
 mod transaction;
 mod wal;
@@ -156,7 +157,6 @@ impl Store {
             .pragma("wal_autocheckpoint", "0")
             .pragma("cache_size", "-8000")
             .pragma("temp_store", "MEMORY")
-            .pragma("max_page_count", (config.max_bytes / PAGE_BYTES).to_string())
             .connect()
             .await?;
         migrate(&mut connection).await?;

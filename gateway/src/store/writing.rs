@@ -10,6 +10,7 @@ use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _};
 use tokio::time::Instant;
 
+use super::places::Recent;
 use super::size::{available, length};
 use super::wal::{Log, Mover};
 use super::{BUSY_WAIT, FILE_NAME, LongReads, PAGE_BYTES, StoreError, Transaction, wal_of};
@@ -58,6 +59,7 @@ pub struct Writing {
     /// The disk has hardly more room than what is kept.
     disk_is_low: bool,
     long_reads: LongReads,
+    recent: Recent,
     mover: Mover,
     /// When pages of the WAL are moved again after that has failed.
     next_move: Option<Instant>,
@@ -98,7 +100,8 @@ impl Writing {
         // in serialized mode, in which SQLite lets any thread use it at any time.
         let direct = unsafe { rusqlite::Connection::from_handle(handle.as_ptr()) }?;
         direct.set_prepared_statement_cache_capacity(STATEMENTS);
-        Ok(Self {
+        let mut writing = Self {
+            recent: Recent::of(&direct)?,
             direct,
             connection,
             directory,
@@ -114,7 +117,10 @@ impl Writing {
             flushing,
             waits_for_locks: true,
             disk_failed: None,
-        })
+        };
+        // Not before: a migration may need more for a moment.
+        writing.limit_pages(writing.max_pages).await?;
+        Ok(writing)
     }
 
     /// Commits all rows of `transaction`, or none of them. Blocks the thread for as long as that takes.
@@ -141,6 +147,7 @@ impl Writing {
         }
         result?;
         faults::point("after-commit");
+        self.recent.add(transaction.measurements.len());
         if let Some(flushing) = &mut self.flushing {
             flushing.since.get_or_insert_with(Instant::now);
         }
@@ -209,6 +216,17 @@ impl Writing {
     #[must_use]
     pub fn disk_failed(&self) -> Option<StoreError> {
         self.disk_failed.clone().map(StoreError::DiskFailed)
+    }
+
+    /// Takes measurements to their places as long as too many wait for that; see `places.rs`.
+    pub async fn place_measurements(&mut self) -> Result<(), StoreError> {
+        while self.recent.are_too_many() {
+            faults::point("place");
+            let placing = self.recent.place_some(&self.direct).map_err(|error| self.failed(error))?;
+            self.commit(&placing).await?;
+            self.recent.count(&self.direct).map_err(|error| self.failed(error))?;
+        }
+        Ok(())
     }
 
     /// Gives back at most `pages` free pages at the end of the file if a large part of it is free. Whether it did.

@@ -210,7 +210,7 @@ impl Writer {
             places: Vec::new(),
             owed: HashMap::new(),
             owed_at: Instant::now(),
-            upkeep: Upkeep { warm: false, tidy: false, at: Instant::now() },
+            upkeep: Upkeep { warm: false, tidy: false, at: Instant::now(), place_at: Instant::now() },
             health: health.clone(),
         };
         let runtime = Handle::current();
@@ -350,6 +350,8 @@ struct Upkeep {
     tidy: bool,
     /// Not before.
     at: Instant,
+    /// Measurements do not take their places before.
+    place_at: Instant,
 }
 
 /// A part of a batch that succeeds or fails by itself.
@@ -482,6 +484,13 @@ impl Worker {
     async fn keep_up(&mut self) {
         if self.writing.flush_due().is_some_and(|due| due <= Instant::now()) {
             self.flush().await;
+        }
+        if self.upkeep.place_at <= Instant::now() {
+            let placed = self.writing.place_measurements().await;
+            if placed.is_err() {
+                self.upkeep.place_at = Instant::now() + FAILED_PAUSE;
+            }
+            self.told(placed, "measurements could not take their places among those of their source");
         }
         if self.upkeep.at <= Instant::now() {
             self.upkeep.at = Instant::now() + LOOK_EVERY;
