@@ -109,14 +109,23 @@ impl Topic {
         firsts.map(|(id, (_, at_ms))| (*id, *at_ms)).min()
     }
 
-    fn drop_oldest(&mut self) {
-        let Some((id, _)) = self.oldest() else { return };
-        self.messages.remove(&id);
-        let held = self.held.remove(&id).is_some();
-        for consumer in self.consumers.values_mut() {
-            if consumer.owed.remove(&id) || held && !consumer.parked {
-                consumer.miss(id, 1);
+    /// The oldest go while there is a reason for it: of what one reason takes, each consumer is told at once.
+    fn drop_oldest(&mut self, goes_on: impl Fn(&Self) -> bool) {
+        let mut missed: BTreeMap<usize, (u64, u64)> = BTreeMap::new();
+        while goes_on(self)
+            && let Some((id, _)) = self.oldest()
+        {
+            self.messages.remove(&id);
+            let held = self.held.remove(&id).is_some();
+            for (number, consumer) in &mut self.consumers {
+                if consumer.owed.remove(&id) || held && !consumer.parked {
+                    let (last, count) = missed.entry(*number).or_default();
+                    (*last, *count) = (id, *count + 1);
+                }
             }
+        }
+        for (number, (last, count)) in missed {
+            self.consumers.get_mut(&number).unwrap().miss(last, count);
         }
     }
 
@@ -140,7 +149,7 @@ impl Topic {
         }
         while self.bytes() + need > self.quota {
             match self.on_full {
-                OnFull::EvictOldest => self.drop_oldest(),
+                OnFull::EvictOldest => self.drop_oldest(|topic| topic.bytes() + need > topic.quota),
                 _ => {
                     let lagging = self.consumers.values_mut().filter(|consumer| !consumer.owed.is_empty());
                     let lagging = lagging.min_by_key(|consumer| consumer.owed.first().copied());
@@ -157,9 +166,7 @@ impl Topic {
     }
 
     fn expire(&mut self, now_ms: i64) {
-        while self.oldest().is_some_and(|(_, at_ms)| at_ms + TTL_MS <= now_ms) {
-            self.drop_oldest();
-        }
+        self.drop_oldest(|topic| topic.oldest().is_some_and(|(_, at_ms)| at_ms + TTL_MS <= now_ms));
     }
 }
 
