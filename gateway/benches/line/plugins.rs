@@ -125,6 +125,8 @@ pub(crate) fn measure(plan: &Plan, report: &mut Report) -> Result<()> {
         let limit = (size >= 16).then_some(Limit::Times(0.2));
         report.add(row("type-filter", size, calls, costs, "serde_json", limit));
     }
+    let remembered = (0..rounds).map(|_| Ok((bench.recall(16)?, bench.parse()?))).collect::<Result<_>>()?;
+    report.add(row("type-filter as the line asks it", 16, 1, remembered, "serde_json", None));
     for (size, calls) in CASES {
         bench.shape(size, calls)?;
         let costs = (0..rounds).map(|_| Ok((bench.shape(size, calls)?, bench.project()?))).collect::<Result<_>>()?;
@@ -326,6 +328,18 @@ impl Bench {
         })
     }
 
+    /// What [`Bench::ask`] does, as the line does it: of types that it has been asked about, the verdicts are remembered.
+    fn recall(&self, size: usize) -> Result<Cost> {
+        let (before, started) = (processor_time()?, Instant::now());
+        let messages = self.for_a_round(|| {
+            let verdicts = self.runtime.block_on(self.plugins.verdicts(self.batches(&self.filter, size, 1)));
+            ensure!(verdicts[0].answers.iter().all(|verdict| *verdict == Ok(true)), "type-filter failed");
+            Ok(size)
+        })?;
+        let used = processor_time()?.saturating_sub(before);
+        Ok(Cost { wall: each(started.elapsed(), messages), processor: each(used, messages) })
+    }
+
     fn shape(&self, size: usize, calls: usize) -> Result<Cost> {
         self.cost(&self.transform, || {
             let batches = self.batches(&self.transform, size, calls);
@@ -346,17 +360,15 @@ impl Bench {
         self.native(|message| self.projected(message))
     }
 
-    /// Processor time of this thread.
     fn native<T>(&self, work: impl Fn(&Message) -> Result<T>) -> Result<f64> {
-        let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from);
-        let before = now()?;
+        let before = processor_time()?;
         let messages = self.for_a_round(|| {
             for message in &self.messages {
                 black_box(work(black_box(message))?);
             }
             Ok(self.messages.len())
         })?;
-        Ok(each(now()?.saturating_sub(before), messages))
+        Ok(each(processor_time()?.saturating_sub(before), messages))
     }
 
     fn projected(&self, message: &Message) -> Result<Vec<u8>> {
@@ -386,6 +398,11 @@ impl Bench {
         }
         Ok(messages)
     }
+}
+
+/// Of this thread.
+fn processor_time() -> Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 /// Nanoseconds.
