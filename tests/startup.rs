@@ -4,11 +4,12 @@ use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use serde_json::Value;
-use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode};
-use sqlx::{ConnectOptions as _, Connection as _};
+use serde_json::{Value, json};
+use sqlx::sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteConnection, SqliteJournalMode};
+use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _};
 
-use crate::harness::{Gateway, PASSWORD, Program, forwarded, value_of};
+use crate::harness::{Gateway, PASSWORD, Program, forwarded, measurement, value_of};
+use crate::storage::check;
 
 /// Runs a command that has to fail, and returns what it says on standard error.
 async fn failure(gateway: &Gateway, arguments: &[String], name: &str) -> String {
@@ -173,19 +174,63 @@ async fn plugins_are_compiled_by_a_child_that_says_what_is_wrong() {
     }
 }
 
+/// A database with these migrations in place of that of the gateway, which is stopped.
+async fn earlier(gateway: &Gateway, migrations: usize) -> SqliteConnection {
+    for end in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(gateway.data().join(format!("tidegate.db{end}")));
+    }
+    let options = SqliteConnectOptions::new().filename(gateway.data().join("tidegate.db")).create_if_missing(true);
+    let options = options.auto_vacuum(SqliteAutoVacuum::Incremental).journal_mode(SqliteJournalMode::Wal);
+    let mut database = options.connect().await.unwrap();
+    let mut first = sqlx::migrate!("../migrations");
+    first.migrations.to_mut().truncate(migrations);
+    first.run(&mut database).await.unwrap();
+    database
+}
+
+// Migration 0012 needs room for a moment.
+#[tokio::test]
+async fn a_full_database_of_an_earlier_release_keeps_its_room_for_deletions() {
+    const ROWS: u64 = 300_000;
+    const MEASUREMENTS: &str = "/measurement/measurements";
+    let mut gateway = Gateway::start().await;
+    gateway.stop().await;
+    let mut database = earlier(&gateway, 11).await;
+    sqlx::raw_sql(AssertSqlSafe(format!(
+        r#"INSERT INTO managed_object VALUES (1000, 'edge', 't', 1, 1, CAST('"name":"pump","owner":"admin"' AS BLOB));
+           WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})
+           INSERT INTO measurement SELECT 100000 + i, 'edge', 1000, 't', unixepoch() * 1000 + i, CAST('"type":"t"' AS BLOB) FROM n;
+           UPDATE meta SET v = 1000000 WHERE k = 'object_id'; UPDATE meta SET v = 3 WHERE k = 'message_id';"#
+    )))
+    .execute(&mut database)
+    .await
+    .unwrap();
+    database.close().await.unwrap();
+    let data = gateway.data().into_os_string().into_string().unwrap();
+    let (sound, found, said) = check(&gateway, &["--data", &data]).await;
+    assert!(sound, "{found}{said}");
+    let file = gateway.data().join("tidegate.db");
+    let max_bytes = fs::metadata(&file).unwrap().len() + 40 * 4096;
+    gateway.set_env("TIDEGATE_STORE__MAX_BYTES", &max_bytes.to_string());
+    gateway.restart_process().await;
+    for count in [1000, 100, 10, 1] {
+        let all = json!({"measurements": vec![measurement("1000", "t", 1); count]});
+        while gateway.post(MEASUREMENTS, &all).await.status == 201 {}
+    }
+    for id in 100_001..=100_300 {
+        gateway.delete(&format!("{MEASUREMENTS}/{id}")).await.expect(204);
+    }
+    gateway.stop().await;
+    let length = fs::metadata(&file).unwrap().len();
+    assert!(length <= max_bytes + (4 << 20), "{length}, {max_bytes}");
+}
+
 // Migrations only go forward: what the first release has written is there, and what waited is delivered.
 #[tokio::test]
 async fn a_database_of_the_first_release_opens() {
     let mut gateway = Gateway::start().await;
     gateway.stop().await;
-    for end in ["", "-wal", "-shm"] {
-        let _ = fs::remove_file(gateway.data().join(format!("tidegate.db{end}")));
-    }
-    let options = SqliteConnectOptions::new().filename(gateway.data().join("tidegate.db")).create_if_missing(true);
-    let mut database = options.journal_mode(SqliteJournalMode::Wal).connect().await.unwrap();
-    let mut first = sqlx::migrate!("../migrations");
-    first.migrations.to_mut().truncate(1);
-    first.run(&mut database).await.unwrap();
+    let mut database = earlier(&gateway, 1).await;
     sqlx::raw_sql(
         r#"INSERT INTO managed_object VALUES (1000, 'edge', 't', 1, 1, CAST('"name":"pump","owner":"admin"' AS BLOB));
            INSERT INTO measurement VALUES (1002, 'edge', 1000, 't', 1, CAST('"type":"t","time":"1970-01-01T00:00:00.001Z"' AS BLOB));

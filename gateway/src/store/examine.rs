@@ -19,6 +19,8 @@ const SHOWN: usize = 20;
 
 /// A rule of the backlog or of the objects, and a query that finds what breaks it.
 struct Rule {
+    /// The migration that made what it is about.
+    since: i64,
     broken: &'static str,
     /// Selects one text for each row that breaks it.
     query: &'static str,
@@ -26,28 +28,34 @@ struct Rule {
 
 const RULES: [Rule; 10] = [
     Rule {
+        since: 1,
         broken: "a consumer without its topic",
         query: "SELECT name || ' (row ' || id || ')' FROM consumer WHERE topic NOT IN (SELECT id FROM topic)",
     },
     Rule {
+        since: 1,
         broken: "a consumer without its cursor",
         query: "SELECT name || ' (row ' || id || ')' FROM consumer WHERE id NOT IN (SELECT consumer FROM cursor)",
     },
     Rule {
+        since: 1,
         broken: "a cursor without its consumer",
         query: "SELECT 'row ' || consumer FROM cursor WHERE consumer NOT IN (SELECT id FROM consumer)",
     },
     Rule {
+        since: 1,
         broken: "a cursor whose unacknowledged messages are not ascending ids below its end",
         query: "SELECT 'row ' || consumer FROM cursor WHERE NOT json_valid(holes) OR json_type(holes) <> 'array' OR EXISTS (
                   SELECT 1 FROM (SELECT value AS id, lag(value, 1, 0) OVER (ORDER BY key) AS before, type FROM json_each(holes))
                   WHERE type <> 'integer' OR id <= before OR id >= hi)",
     },
     Rule {
+        since: 1,
         broken: "a counter that is missing",
         query: "SELECT column1 FROM (VALUES ('object_id'), ('message_id')) WHERE column1 NOT IN (SELECT k FROM meta)"
     },
     Rule {
+        since: 3,
         broken: "an object whose id would be given again",
         query: "SELECT t || ' ' || id FROM (
                   SELECT 'managed object' AS t, max(id) AS id FROM managed_object
@@ -57,19 +65,23 @@ const RULES: [Rule; 10] = [
                 WHERE id >= (SELECT v FROM meta WHERE k = 'object_id')",
     },
     Rule {
+        since: 12,
         broken: "a measurement that has no place, or two, among those of its source",
         query: "SELECT 'measurement ' || id FROM measurement AS m WHERE 1 <> (
                   SELECT count(*) FROM measurement_place AS p WHERE p.source = m.source AND p.time = m.time AND p.id = m.id)",
     },
     Rule {
+        since: 12,
         broken: "a place of a measurement that does not exist",
         query: "SELECT 'measurement ' || id FROM measurement_place WHERE id NOT IN (SELECT id FROM measurement)",
     },
     Rule {
+        since: 1,
         broken: "a subscription that cannot be read",
         query: "SELECT 'subscription ' || id FROM subscription WHERE NOT json_valid(body)",
     },
     Rule {
+        since: 2,
         broken: "an external id of an object that does not exist",
         query: "SELECT type || ' ' || value FROM external_id WHERE object NOT IN (SELECT id FROM managed_object)",
     },
@@ -113,12 +125,12 @@ pub(super) async fn refuse_unusable(file: &Path) -> Result<(), StoreError> {
 pub async fn check(file: &Path) -> Result<Vec<String>, StoreError> {
     let mut connection = open(file).await?;
     let findings: Result<Vec<String>, StoreError> = async {
-        refuse_other_versions(&mut connection).await?;
+        let version = refuse_other_versions(&mut connection).await?;
         let mut findings: Vec<String> = sqlx::query_scalar("PRAGMA integrity_check").fetch_all(&mut connection).await?;
         findings.retain(|found| found != "ok");
         // The rules would only repeat what follows from damage.
         if findings.is_empty() {
-            for rule in &RULES {
+            for rule in RULES.iter().filter(|rule| rule.since <= version) {
                 findings.extend(rule.findings(&mut connection).await?);
             }
         }
@@ -152,20 +164,20 @@ fn is_empty(file: &Path) -> bool {
     fs::metadata(file).map_or(0, |file| file.len()) == 0
 }
 
-/// Takes only what this version or an earlier one has written.
-pub(super) async fn refuse_other_versions(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+/// Takes only what this version or an earlier one has written. The newest migration that it has; 0: none.
+pub(super) async fn refuse_other_versions(connection: &mut SqliteConnection) -> Result<i64, StoreError> {
     let tables = "SELECT count(*), count(*) FILTER (WHERE name = '_sqlx_migrations') FROM sqlite_schema";
     let row = sqlx::query(tables).fetch_one(&mut *connection).await?;
     match (row.try_get::<i64, _>(0)?, row.try_get::<i64, _>(1)?) {
         // What a crash at the first start has left.
-        (0, _) => return Ok(()),
+        (0, _) => return Ok(0),
         (_, 0) => return Err(StoreError::Foreign),
         _ => {}
     }
     let newest: Option<i64> =
         sqlx::query_scalar("SELECT max(version) FROM _sqlx_migrations").fetch_one(connection).await?;
     let known = MIGRATIONS.iter().map(|migration| migration.version).max();
-    if newest > known { Err(StoreError::Newer) } else { Ok(()) }
+    if newest > known { Err(StoreError::Newer) } else { Ok(newest.unwrap_or_default()) }
 }
 
 fn one_line(found: &str) -> String {

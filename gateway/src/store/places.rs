@@ -48,7 +48,7 @@ impl Recent {
     pub(super) fn place_some(&mut self, connection: &Connection) -> rusqlite::Result<Transaction> {
         let mut last = connection.prepare_cached(
             "SELECT max(source) FROM (
-               SELECT source FROM measurement_recent WHERE source >= ? AND id % ? = 0 ORDER BY source LIMIT ?)",
+               SELECT source FROM measurement_recent WHERE source >= ?1 AND (id + id / ?2) % ?2 = 0 ORDER BY source LIMIT ?3)",
         )?;
         let sample = (self.next_source, SAMPLE.cast_signed(), (SLICE / SAMPLE).cast_signed());
         let last: Option<i64> = last.query_row(sample, |row| row.get(0))?;
@@ -63,6 +63,72 @@ impl Recent {
             ),
             statement("DELETE FROM measurement_recent WHERE source BETWEEN ? AND ?"),
         ];
-        Ok(Transaction { statements, ..Transaction::default() })
+        Ok(Transaction { statements, moves: true, ..Transaction::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use bytes::Bytes;
+
+    use super::super::{ObjectRow, Store, StoreError, Writing};
+    use super::*;
+    use crate::config;
+
+    const PAGES: i64 = 1024;
+
+    /// A measurement of each of 500 devices.
+    async fn store_some(writing: &mut Writing, number: u64) -> Result<(), StoreError> {
+        let row = |device| ObjectRow {
+            id: number * 500 + device + 1,
+            tenant: "edge".into(),
+            source: device,
+            kind: "t".into(),
+            time_ms: i64::from(u32::MAX),
+            created_ms: 0,
+            body: Bytes::from_static(b"\"a\":1"),
+        };
+        let measurements = (0..500).map(row).collect();
+        writing.commit(&Transaction { measurements, ..Transaction::default() }).await
+    }
+
+    async fn number(writing: &mut Writing, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(writing.connection()).await.unwrap()
+    }
+
+    const RECENT: &str = "SELECT count(*) FROM measurement_recent";
+
+    #[tokio::test]
+    async fn in_a_full_store_they_wait_for_room_and_take_none_that_is_kept() {
+        let place = tempfile::tempdir().unwrap();
+        let config = config::Store { max_bytes: PAGES.cast_unsigned() * 4096, ..config::Store::default() };
+        let mut store = Store::open(place.path(), &config).await.unwrap();
+        let writing = &mut store.writer;
+        let (mut next, mut refused) = (0, 0);
+        for round in 0..4 {
+            loop {
+                let stored = store_some(writing, next).await;
+                if matches!(writing.place_measurements().await, Err(StoreError::Full)) {
+                    refused += 1;
+                }
+                let pages = number(writing, "SELECT page_count FROM pragma_page_count").await;
+                assert!(pages <= PAGES, "{pages} pages in round {round}");
+                match stored {
+                    Ok(()) => next += 1,
+                    Err(StoreError::Full) => break,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            // Every tenth of them goes.
+            let sql = "DELETE FROM measurement WHERE id % 10 = ?";
+            let statements = vec![Statement { sql, values: vec![Value::Int(round)] }];
+            writing.commit(&Transaction { statements, ..Transaction::default() }).await.unwrap();
+        }
+        assert!(refused > 0, "there was always room");
+        writing.place_measurements().await.unwrap();
+        assert!(number(writing, RECENT).await <= WAITING.cast_signed());
+        store.close().await.unwrap();
     }
 }

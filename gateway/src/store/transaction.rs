@@ -8,6 +8,8 @@ use super::PAGE_BYTES;
 
 /// Pages of indexes and of other tables that a transaction changes here and there.
 const INDEX_BYTES: u64 = 256 << 10;
+/// Pages that a transaction changes which moves rows.
+const MOVED_BYTES: u64 = 8 << 20;
 
 /// A value bound to a [`Statement`].
 #[derive(Clone, Debug)]
@@ -98,6 +100,8 @@ pub struct Transaction {
     pub now_ms: i64,
     /// Single statements, run first and in order.
     pub statements: Vec<Statement>,
+    /// They move rows from one table to another: what they delete makes no room.
+    pub moves: bool,
     /// New measurements.
     pub measurements: Vec<ObjectRow>,
     /// New events.
@@ -129,7 +133,7 @@ impl Transaction {
         const SMALL: [&str; 4] = ["UPDATE cursor ", "UPDATE meta ", "INSERT OR REPLACE INTO meta(", "INSERT INTO gap("];
         let is_small = |statement: &Statement| SMALL.iter().any(|small| statement.sql.starts_with(small));
         let grows = !self.measurements.is_empty() || !self.events.is_empty();
-        !grows && (self.deletes() || self.messages.is_empty() && self.statements.iter().all(is_small))
+        !grows && !self.moves && (self.deletes() || self.messages.is_empty() && self.statements.iter().all(is_small))
     }
 
     /// Whether its commit shows that there is room again: it made some, or needed some.
@@ -146,7 +150,8 @@ impl Transaction {
     pub(super) fn most_bytes(&self) -> u64 {
         let objects = self.measurements.iter().chain(&self.events).map(|row| row.body.len());
         let rows = objects.chain(self.messages.iter().map(|row| row.body.len()));
-        rows.chain(self.statements.iter().map(Statement::bytes)).map(most_bytes).sum::<u64>() + INDEX_BYTES
+        let rows = rows.chain(self.statements.iter().map(Statement::bytes)).map(most_bytes).sum::<u64>();
+        rows + if self.moves { MOVED_BYTES } else { INDEX_BYTES }
     }
 
     /// Runs all of it, from BEGIN to COMMIT. On an error the transaction may still be open.
@@ -239,6 +244,14 @@ mod tests {
             (&expiring, true, true),
             (&moving, true, false),
             (&told, false, true),
+            (
+                &Transaction {
+                    moves: true,
+                    ..of(&["INSERT INTO measurement_by_source", "DELETE FROM measurement_recent"])
+                },
+                false,
+                true,
+            ),
             (&of(&["UPDATE event SET body = ?"]), false, true),
             (&of(&["INSERT INTO consumer(topic) VALUES (?)", "UPDATE meta SET v = ?"]), false, true),
         ] {

@@ -54,7 +54,7 @@ pub struct Writing {
     wal: PathBuf,
     wal_bytes: u64,
     reserve_bytes: u64,
-    /// `store.max_bytes` in pages.
+    /// `store.max_bytes` in pages, or what the file had at the start if that was more.
     max_pages: u64,
     /// The disk has hardly more room than what is kept.
     disk_is_low: bool,
@@ -118,9 +118,19 @@ impl Writing {
             waits_for_locks: true,
             disk_failed: None,
         };
-        // Not before: a migration may need more for a moment.
-        writing.limit_pages(writing.max_pages).await?;
+        writing.fit().await?;
         Ok(writing)
+    }
+
+    /// Puts `store.max_bytes` in force, which a migration may pass. Of a file that is longer, the free pages go first: what is kept for
+    /// deletions begins behind its end.
+    async fn fit(&mut self) -> Result<(), StoreError> {
+        let too_many = self.pages()?.saturating_sub(self.max_pages);
+        if too_many > 0 {
+            self.run(format!("PRAGMA incremental_vacuum({too_many})")).await?;
+        }
+        self.max_pages = self.max_pages.max(self.pages()?);
+        self.limit_pages(self.max_pages).await
     }
 
     /// Commits all rows of `transaction`, or none of them. Blocks the thread for as long as that takes.
@@ -347,17 +357,23 @@ impl Writing {
         if !self.disk_is_low {
             return Ok(true);
         }
-        let pragma = |sql| -> rusqlite::Result<u64> {
-            let pages: i64 = self.direct.prepare_cached(sql)?.query_row([], |row| row.get(0))?;
-            Ok(pages.cast_unsigned() * PAGE_BYTES)
-        };
-        let (all, free) = (pragma("PRAGMA page_count")?, pragma("PRAGMA freelist_count")?);
+        let (all, free) = (self.pages()? * PAGE_BYTES, self.number("PRAGMA freelist_count")? * PAGE_BYTES);
         let log = Log::of(&self.direct)?;
         // One that is moved as a whole is begun anew.
         let written = if log.moved < log.pages { log.pages * FRAME_BYTES } else { 0 };
         let grows = most.saturating_sub(free) + most.saturating_sub(wal.saturating_sub(written));
         let owed = all.saturating_sub(length(&self.directory.join(FILE_NAME)));
         Ok(grows == 0 || available >= self.reserve_bytes + owed + grows)
+    }
+
+    /// Pages that the database has.
+    fn pages(&self) -> Result<u64, StoreError> {
+        self.number("PRAGMA page_count")
+    }
+
+    fn number(&self, pragma: &str) -> Result<u64, StoreError> {
+        let number: i64 = self.direct.prepare_cached(pragma)?.query_row([], |row| row.get(0))?;
+        Ok(number.cast_unsigned())
     }
 
     /// Empties a WAL that has become too long because of a reader, with the long reads held off.

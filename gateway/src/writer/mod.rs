@@ -490,6 +490,8 @@ impl Worker {
             if placed.is_err() {
                 self.upkeep.place_at = Instant::now() + FAILED_PAUSE;
             }
+            // Of a full store it is told where producers are refused.
+            let placed = if matches!(placed, Err(StoreError::Full)) { Ok(()) } else { placed };
             self.told(placed, "measurements could not take their places among those of their source");
         }
         if self.upkeep.at <= Instant::now() {
