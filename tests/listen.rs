@@ -114,6 +114,19 @@ async fn a_list_of_types_without_quotes_is_told_to_be_one_type() {
 }
 
 #[tokio::test]
+async fn a_subscription_of_the_whole_tenant_is_told_to_have_no_measurements() {
+    for (flags, told) in [(&["--subscribe", "--apis", "measurements"][..], false), (&["--subscribe"], true)] {
+        let gateway = Gateway::start().await;
+        let said = listening(&gateway, "tenant", flags).await.stderr();
+        assert_eq!(
+            said.contains("it tells of new managed objects alone; --apis or --source says what else"),
+            told,
+            "{said}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn it_says_once_that_no_subscription_sends_to_the_topic() {
     let (mut gateway, device) = subscribed().await;
     let said = |program: &Program, kind: &str| {

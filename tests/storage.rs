@@ -508,6 +508,8 @@ async fn check_tells_a_sound_database_from_a_damaged_one() {
         "{printed}{said}"
     );
     assert!(fs::read(&copy).unwrap() == content, "the check has changed something");
+    let (sound, _, said) = check(&gateway, &[&data]).await;
+    assert!(!sound && said.contains(&format!("is a directory: --data {data} checks")), "{said}");
     let (sound, _, said) = check(&gateway, &["nowhere.db"]).await;
     assert!(!sound && said.contains("there is no file nowhere.db"), "{said}");
 }

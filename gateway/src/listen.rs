@@ -184,13 +184,19 @@ impl Listener {
             Ok(made) => {
                 let id = made["id"].as_str().unwrap_or_default();
                 self.say(format!("subscription {} created, with the id {id}", self.args.subscription));
+                if self.args.source.is_none() && self.args.apis.is_empty() {
+                    self.say("it tells of new managed objects alone; --apis or --source says what else".to_owned());
+                }
                 if let Some(one) = self.args.type_filter.as_deref().filter(|filter| looks_like_several(filter)) {
                     let several = one.replace(" or ", "' or '");
                     self.say(format!("{one} is one type, since it has no quotes; several would be '{several}'"));
                 }
             }
             Err(error) if error.status() == Some(hyper::StatusCode::CONFLICT) => {
-                self.say(format!("subscription {} exists already and stays as it is", self.args.subscription));
+                self.say(format!(
+                    "subscription {} exists already and stays as it is, whatever the other options say",
+                    self.args.subscription
+                ));
             }
             Err(error) => return Err(error.into()),
         }

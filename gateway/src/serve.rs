@@ -154,7 +154,8 @@ impl Listeners {
         if let Some(addr) = settings.addr.at() {
             check_plain(addr, settings.allow_plain)?;
             let http = Http::bind(addr, None).await;
-            listeners.http = Some(http.with_context(|| format!("cannot listen on {addr} (http.addr or --http)"))?);
+            listeners.http =
+                Some(http.with_context(|| format!("cannot listen on {addr} (http.addr or serve --http)"))?);
         }
         if let Some(addr) = settings.https_addr.at() {
             let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) else {

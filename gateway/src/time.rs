@@ -9,6 +9,11 @@ pub enum TimeError {
     /// Not ISO 8601, or without a zone.
     #[error("must be a date and time with a zone in ISO 8601, such as 2021-09-03T12:29:01.664Z")]
     Syntax,
+    /// The same, where a date will do as well.
+    #[error(
+        "must be a date, or a date and time with a zone in ISO 8601, such as 2021-09-03T12:29:01.664Z; a + in a query is written %2B"
+    )]
+    DateSyntax,
     /// A time that no device means.
     #[error("must lie in the years 1970 to 2261")]
     Range,
@@ -37,10 +42,8 @@ pub fn parse(text: &str) -> Result<i64, TimeError> {
 /// See [`TimeError`].
 pub fn parse_date_or_time(text: &str) -> Result<i64, TimeError> {
     const DATE_LEN: usize = "2021-09-03".len();
-    if text.len() != DATE_LEN {
-        return parse(text);
-    }
-    parse(&format!("{text}T00:00:00Z"))
+    let time = if text.len() == DATE_LEN { &format!("{text}T00:00:00Z") } else { text };
+    parse(time).map_err(|error| if error == TimeError::Syntax { TimeError::DateSyntax } else { error })
 }
 
 fn in_range(time: Timestamp) -> Result<i64, TimeError> {
@@ -136,7 +139,8 @@ mod tests {
     fn queries_may_give_a_date() {
         assert_eq!(parse_date_or_time("2021-09-03"), Ok(1_630_627_200_000));
         assert_eq!(parse_date_or_time("2021-09-03T12:29:01.664Z"), Ok(1_630_672_141_664));
-        assert_eq!(parse_date_or_time("2021-02-30"), Err(TimeError::Syntax));
+        assert_eq!(parse_date_or_time("2021-02-30"), Err(TimeError::DateSyntax));
+        assert_eq!(parse_date_or_time("2021-09-03T12:29:01 01:00"), Err(TimeError::DateSyntax));
         assert_eq!(parse_date_or_time("1969-09-03"), Err(TimeError::Range));
     }
 

@@ -75,6 +75,9 @@ pub async fn check(args: CheckArgs) -> anyhow::Result<()> {
             (data.join(FILE_NAME), Some(hold(&data)?))
         }
     };
+    if file.is_dir() {
+        bail!("{0} is a directory: --data {0} checks the database in it", file.display());
+    }
     if !file.is_file() {
         bail!("there is no file {}", file.display());
     }

@@ -180,7 +180,9 @@ fn check_preamble(wasm: &[u8]) -> Result<(), &'static str> {
     } else if wasm.starts_with(MODULE) {
         Err("it is a core module; 'wasm-tools component new' makes a component of it")
     } else {
-        Err("it is no WebAssembly component")
+        Err(
+            "it is no WebAssembly component; a script is one by its name, which ends in .js, over HTTP by the type text/javascript",
+        )
     }
 }
 
