@@ -241,9 +241,7 @@ impl Writing {
 
     /// Gives back at most `pages` free pages at the end of the file if a large part of it is free. Whether it did.
     pub async fn give_back(&mut self, pages: u64) -> Result<bool, StoreError> {
-        let counts = "SELECT page_count, freelist_count FROM pragma_page_count, pragma_freelist_count";
-        let (all, free): (i64, i64) = sqlx::query_as(counts).fetch_one(&mut self.connection).await?;
-        let (all, free) = (all.cast_unsigned(), free.cast_unsigned());
+        let (all, free) = (self.pages()?, self.free_pages()?);
         if free <= SPARE_PAGES || free <= all / 4 {
             return Ok(false);
         }
@@ -357,7 +355,7 @@ impl Writing {
         if !self.disk_is_low {
             return Ok(true);
         }
-        let (all, free) = (self.pages()? * PAGE_BYTES, self.number("PRAGMA freelist_count")? * PAGE_BYTES);
+        let (all, free) = (self.pages()? * PAGE_BYTES, self.free_pages()? * PAGE_BYTES);
         let log = Log::of(&self.direct)?;
         // One that is moved as a whole is begun anew.
         let written = if log.moved < log.pages { log.pages * FRAME_BYTES } else { 0 };
@@ -369,6 +367,11 @@ impl Writing {
     /// Pages that the database has.
     fn pages(&self) -> Result<u64, StoreError> {
         self.number("PRAGMA page_count")
+    }
+
+    /// Those of them that hold nothing.
+    fn free_pages(&self) -> Result<u64, StoreError> {
+        self.number("PRAGMA freelist_count")
     }
 
     fn number(&self, pragma: &str) -> Result<u64, StoreError> {
